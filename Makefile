@@ -10,14 +10,14 @@ ADAPTERS_TESTS = $(filter-out $(ONE_VERSION:%=\%/test_%.py) $(ONE_VERSION_OF_THE
 	$(wildcard tests/contract/test_*.py tests/on_*/test_*.py))
 # For two cores: with so many processes no core is idle. By file, since a file's tests share fleets;
 # in the order of the files, since by the number of their tests the slowest would come last.
-TEST_WORKERS ?= 8
-FLOOR_WORKERS ?= 3
+TEST_WORKERS ?= 6
+FLOOR_WORKERS ?= 2
 PARALLEL = --dist=loadfile --no-loadscope-reorder
 MAKEFLAGS += --no-print-directory
 # The tests start hundreds of processes, each of which would compile all of it anew.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test next world lint types size bench chaos wheels main floor docs docs-serve servers clean
+.PHONY: help demo quick test next world lint types size bench recovery chaos wheels main floor docs docs-serve servers clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -45,9 +45,12 @@ types: .venv/.installed  ## check types
 size:  ## count the lines of code
 	@$(PYTHON) scripts/size.py
 
-bench: .venv/.installed servers  ## measure
-	.venv/bin/python -m benchmarks
+bench: .venv/.installed servers  ## measure; BENCH=--write puts the rows into docs/explanation/speed.md
+	.venv/bin/python -m benchmarks $(BENCH)
 	.venv/bin/python -m benchmarks.operator
+
+recovery: .venv/.installed servers  ## measure how soon the jobs of a killed worker begin elsewhere; takes hours
+	.venv/bin/python -m benchmarks.recovery
 
 chaos: .venv/.installed servers  ## kill workers, brokers and stores under a load, with the bridge and without
 	.venv/bin/python -m tests.chaos

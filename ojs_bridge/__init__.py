@@ -27,9 +27,9 @@ from .operations.operation import Operation
 from .operations.replaying import Bulk, ReplayRule
 from .operations.retention import Retention
 from .rules.backoff import Intervals, Jitter, Seeded
+from .rules.failures import DeadLetter, Discard, Fail, Response, Retry, Snooze
 from .rules.policy import PartialPolicy, RetryPolicy
-from .rules.responses import DeadLetter, Discard, Fail, Response, Retry, Snooze
-from .store import Letter, Page, Parked, ParkedPage, Stats, Store, open_store
+from .store import Filter, Letter, Page, Parked, ParkedPage, Stats, Store, open_store
 
 __all__ = [
     "Bridge",
@@ -40,6 +40,7 @@ __all__ = [
     "Discard",
     "Event",
     "Fail",
+    "Filter",
     "Intervals",
     "InvalidRetryPolicy",
     "InvalidState",

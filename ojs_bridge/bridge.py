@@ -10,7 +10,6 @@ from .config.settings import Settings, settings_of
 from .engine.context import Context
 from .engine.engine import Engine
 from .engine.events import Dispatcher, Listener
-from .engine.history import History
 from .engine.redaction import Redaction, Redactor
 from .engine.scheduler import Chore, Scheduler
 from .engine.storage_retry import INSISTING, POLLING, StorageRetry
@@ -18,10 +17,8 @@ from .operations.audit import Audit, Marks
 from .operations.broker_letters import BrokerLetters
 from .operations.bulk import Operations
 from .operations.dead_letters import DeadLetters
+from .operations.groups import INDEX_PERIOD, Indexing
 from .operations.health import BEAT, Beat, Probe
-from .operations.indexing import PERIOD as INDEX_PERIOD
-from .operations.indexing import Indexing
-from .operations.letters import needed
 from .operations.parked_retries import ParkedRetries
 from .operations.rates import RateHistory, history
 from .operations.replaying import PERIOD as RULES_PERIOD
@@ -30,7 +27,7 @@ from .operations.retention import PERIOD as PRUNE_PERIOD
 from .operations.retention import Retention
 from .rules.failures import Mapped
 from .rules.policy import PartialPolicy
-from .store import LetterFilter, ParkedFilter, Store
+from .store import Filter, Store
 
 
 class Bridge:
@@ -52,6 +49,8 @@ class Bridge:
         reservation: for how long an attempt is reserved; a heartbeat extends the reservation.
         park_after: a retry that is due later than that waits in the store, not in the broker.
         fail_open: whether jobs run without a reservation while the store cannot be reached; else they wait.
+        settle_behind: whether a success is settled within 20 ms, and no job waits for it; else it is settled
+            before its message is acknowledged. A store in the memory of this process settles at once.
         retention: how long dead letters are kept, and how many.
         redact: names of arguments that are not shown, or a callable. The callable gets an argument's name and
             value, and returns the value to show.
@@ -77,6 +76,7 @@ class Bridge:
         reservation: str | timedelta | None = None,
         park_after: str | timedelta | None = None,
         fail_open: bool | None = None,
+        settle_behind: bool | None = None,
         retention: Retention | None = None,
         redact: Redaction | None = None,
         replay_rules: Sequence[ReplayRule] = (),
@@ -94,6 +94,7 @@ class Bridge:
             reservation=reservation,
             park_after=park_after,
             fail_open=fail_open,
+            settle_behind=settle_behind,
             retention=retention,
         )
         self._polling = polling_retry
@@ -104,7 +105,8 @@ class Bridge:
         return Context(
             settings.store,
             self._now,
-            History(settings.store, settings.history, settings.header_budget),
+            settings.history,
+            settings.header_budget,
             storage_retry,
             Dispatcher(settings.listeners),
             Redactor(redact),
@@ -119,7 +121,7 @@ class Bridge:
         scheduler: type[Scheduler] = Scheduler,
     ) -> None:
         """Make the parts of the bridge; a test makes them anew, with an engine and a scheduler of its own."""
-        #: The settings as they were found.
+        #: The settings of this bridge.
         self.settings = settings
         self.store = settings.store
         #: For the adapters.
@@ -127,10 +129,10 @@ class Bridge:
             context,
             retry=settings.retry,
             errors=settings.errors,
-            budget=settings.header_budget,
             reservation=settings.reservation,
             park_after=settings.park_after,
             fail_open=settings.fail_open,
+            settle_behind=settings.settle_behind,
         )
         self._rules = rules
         self._scheduler_type = scheduler
@@ -139,9 +141,9 @@ class Bridge:
         self.broker_letters = BrokerLetters(context)
         self.retries = ParkedRetries(context)
         self.operations = Operations(context, self.dead_letters, self.retries)
-        self.audit = Audit(context)
-        self.marks = Marks(context)
-        self.health = Probe(context)
+        self.audit: Audit = self.operations.audit
+        self.marks: Marks = self.operations.marks
+        self.health: Probe = self.operations.health
 
     def counts(self, *, queue: str | None = None) -> Mapping[str, int]:
         """Return how many jobs, of all queues or of one, are in each state that the store knows of.
@@ -150,11 +152,8 @@ class Bridge:
         that wait and run, and a job that succeeded is not kept. Raises ConfigurationError without a store,
         and StoreError.
         """
-        store = needed(self.store, "counts by state")
-        return {
-            "retryable": store.count_parked(ParkedFilter(queue)),
-            "discarded": store.count(LetterFilter(queue)),
-        }
+        store, where = self.engine.context.store_for("counts by state"), Filter(queue)
+        return {"retryable": store.count_parked(where), "discarded": store.count(where)}
 
     def rates(
         self,
@@ -166,11 +165,11 @@ class Bridge:
     ) -> RateHistory:
         """Return how many runs came to which outcome: of the last day, or since a time of the last 14 days.
 
-        Up to three hours of the last day are told by the minute, anything else by the hour. `type` is a type,
-        or a pattern such as `billing.*`. Workers write their counts every five seconds. Raises ValueError,
-        ConfigurationError without a store, and StoreError.
+        Up to three hours of the last day are counted by the minute, anything else by the hour. `type` is a
+        type, or a pattern such as `billing.*`. Workers write their counts every five seconds. Raises
+        ValueError, ConfigurationError without a store, and StoreError.
         """
-        return history(self.engine.context, since, until, type, queue)
+        return history(self.engine.context, Filter(queue, type, since=since, until=until))
 
     def start(self, framework: str = "", queues: Callable[[], Iterable[str]] = tuple) -> None:
         """Begin to publish parked retries when they are due; workers call it.

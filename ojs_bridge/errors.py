@@ -1,4 +1,4 @@
-"""The errors that this library raises. Those that a handler raises stand in `rules/responses.py`.
+"""The errors that this library raises. Those that a handler raises stand in `rules/failures.py`.
 
 BridgeError
 ├── ConfigurationError        a ValueError: the bridge is set up in a way that cannot work

@@ -88,10 +88,10 @@ def read_message(message: Mapping[str, Any]) -> Reading:
 def _dramatiq(message: Mapping[str, Any], names: Sequence[str]) -> Reading:
     raw = _bytes(message["encoded"], message["encoding"])
     try:
-        told = json.loads(raw)
+        decoded = json.loads(raw)
     except ValueError:
         return Reading(names=names, note=f"{len(raw)} bytes of an encoder that is not JSON")
-    return Reading(list(told["args"]), dict(told["kwargs"]), _meta(told["options"]), names)
+    return Reading(list(decoded["args"]), dict(decoded["kwargs"]), _meta(decoded["options"]), names)
 
 
 def _celery(message: Mapping[str, Any], names: Sequence[str]) -> Reading:
@@ -111,5 +111,5 @@ def _bytes(text: str, encoding: str) -> bytes:
     return base64.b64decode(text) if encoding == "base64" else text.encode("utf-8")
 
 
-def _meta(told: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in told.items() if name not in OWN_META and value is not None}
+def _meta(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in OWN_META and value is not None}

@@ -18,7 +18,7 @@ from ojs_bridge.cli.program import program
 from ojs_bridge.config.settings import SETTINGS
 from ojs_bridge.engine import events
 from ojs_bridge.engine.events import Event
-from ojs_bridge.http.openapi import document
+from ojs_bridge.http.app import document
 from ojs_bridge.rules.decision import GiveBack
 from ojs_bridge.rules.job import Job
 
@@ -165,10 +165,10 @@ def _snooze(pauses: list[Snooze]) -> None:
 
 def _of_workers() -> list[Event]:
     """Return the events of a shutdown and of a replay rule: virtual time has neither."""
-    now, job = datetime.now(timezone.utc), Job(id="j-1", type="charge", queue="default")
+    now, job = datetime.now(timezone.utc), Job(id="j-1", type="charge", queue="default", replay_count=1)
     decision = GiveBack(reason="the worker is shutting down")
     given_back = events.of(job, decision, max_attempts=2, seconds=1.0, at=now)
-    return [*given_back, events.dead_letter("replayed", job, now, replay_count=1, rule="timeouts")]
+    return [*given_back, events.replayed(job, now, rule="timeouts")]
 
 
 def command_line() -> str:

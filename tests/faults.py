@@ -33,7 +33,7 @@ _SHARED = [
     "engine.engine:_sender",
     "engine.runs:TaskPolicy.of_job",
     "engine.reservations:Reservations.reserve",
-    "engine.reservations:reservation_of",
+    "engine.heartbeat:Heartbeat.asks_as_of",
     "engine.heartbeat:Heartbeat.start",
 ]
 STEPS_OF = {
@@ -52,7 +52,7 @@ STEPS_OF = {
         "celery.wire:read",
         "celery.wire:decoded",
         "celery.wire:queue_of",
-        "celery.wire:expiry",
+        "celery.wire:time_in",
     ],
     "dramatiq": [
         *_SHARED,
@@ -63,7 +63,6 @@ STEPS_OF = {
         "dramatiq.run:ActorRun._ask",
         "dramatiq.run:bare_job",
         "dramatiq.run:max_age",
-        "dramatiq.run:carry_wishes",
         "dramatiq.run:names_exceptions",
         "dramatiq.run:job_of",
         "dramatiq.run:publication",
@@ -73,7 +72,7 @@ STEPS_OF = {
     ],
 }
 #: The steps of Celery after a crash, and after a job has ended.
-AFTERWARDS = ["celery.run:TaskRun._resume", "celery.request:OJSRequest._ojs_forget"]
+AFTERWARDS = ["celery.run:TaskRun._resume", "celery.request:forget"]
 
 
 class Faults:

@@ -8,8 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ojs_bridge import Bridge, Letter
-from ojs_bridge.engine.ports import Backlog, Override
-from ojs_bridge.engine.runs import Run
+from ojs_bridge.engine.runs import Backlog, Override, Run
 from ojs_bridge.rules.decision import DeadLettered, Decision, RetryAt
 from ojs_bridge.rules.job import Header, Job, decode
 from ojs_bridge.store import Parked, Reservation

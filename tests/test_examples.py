@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ojs_bridge import open_store
-from ojs_bridge.store import LetterFilter
+from ojs_bridge.store import Filter
 from tests.forking import ended, started
 from tests.servers import eventually
 
@@ -50,7 +50,7 @@ def test_the_shop(shop: Path, valkey_url: str) -> None:
     store = open_store(f"sqlite:///{shop}/dead-letters.db")
 
     def letters() -> Counter[tuple[str, str]]:
-        page = store.list(LetterFilter(), limit=100, cursor=None)
+        page = store.list(Filter(), limit=100, cursor=None)
         return Counter((letter.type.removeprefix("shop."), letter.error_type) for letter in page.letters)
 
     stolen, unreachable = ("charge", "payment.card_stolen"), ("sync_crm", "external.unreachable")
@@ -84,7 +84,7 @@ def working(folder: Path, environment: dict[str, str]) -> Iterator[Callable[[], 
         raise
     finally:
         worker.terminate()
-        worker.wait(20)
+        worker.wait(90)
 
 
 def python(folder: Path, environment: dict[str, str], script: str) -> str:

@@ -26,8 +26,7 @@ from ojs_bridge.celery import OJSTask, install
 from ojs_bridge.celery.attach import is_bridged, task_policy
 from ojs_bridge.dramatiq import OJSRetries
 from ojs_bridge.dramatiq import install as install_dramatiq
-from ojs_bridge.engine.layers import told_in_ojs
-from ojs_bridge.engine.runs import TaskPolicy
+from ojs_bridge.engine.layers import TaskPolicy, with_ojs_jitter
 from ojs_bridge.migration.plan.dramatiq import of_dramatiq
 from tests.contract.steps import Step, an, raises, retries
 from tests.on_celery.by_hand import ByHand
@@ -327,7 +326,7 @@ def check_alike(native: Sequence[float], policy: RetryPolicy, n: int, *, cut: fl
     bridged = [policy.delay(n) for _ in range(DRAWS)]
     near = 0.06 * max(native) + 1.5 * cut
     assert len(native) == DRAWS
-    assert told_in_ojs(policy).to_ojs()["jitter"] == (policy.jitter is not False)
+    assert with_ojs_jitter(policy).to_ojs()["jitter"] == (policy.jitter is not False)
     assert fmean(bridged) == pytest.approx(fmean(native), abs=0.05 * max(native) + cut / 2), n
     for find in (min, max, lambda waits: quantiles(waits, n=20)):
         assert find(bridged) == pytest.approx(find(native), abs=near + 0.04 * max(native)), n

@@ -113,7 +113,7 @@ def test_the_commands_of_the_readme(readme: str, shop: tuple[Path, dict[str, str
         eventually(lambda: _answers(f"http://127.0.0.1:{port}/"), seconds=30, what="the page")
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait(90)
 
 
 def _answers(url: str) -> bool:

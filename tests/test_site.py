@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ojs_bridge import Bridge, RetryPolicy
-from ojs_bridge.engine.logs import FIELDS
+from ojs_bridge.engine.events import FIELDS
 
 griffe = pytest.importorskip("griffe", reason="the site is built where its group `docs` is installed")
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
 import sys
 import uuid
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from types import FrameType
 from typing import Any
 
@@ -19,16 +21,16 @@ from celery import Celery, Task, current_app, signals
 from celery.exceptions import SoftTimeLimitExceeded
 
 from ..bridge import Bridge
-from ..config.policies import Policies
+from ..config.policies import Installed, Policies
 from ..engine.engine import Engine
-from ..engine.layers import Layers
-from ..engine.retry_on import RetryOn
-from ..engine.runs import TaskPolicy
+from ..engine.layers import Layers, NativeJitter, RetryOn, TaskPolicy
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..messages import CREATED, HEADER, RETRY_OPTION
+from ..rules.backoff import Rng
+from ..rules.duration import format_duration
 from ..rules.failures import WORKER_DEATH, Mapped
 from ..rules.job import Job, count_of, decoded, format_time
-from ..rules.policy import AnyPartial
+from ..rules.policy import LARGEST, AnyPartial
 from . import compat, dead_queues
 from .publishing import CeleryPublisher
 
@@ -57,41 +59,47 @@ RUNNING = "ojs_execution"
 _EVERY_NAME = Policies(None)
 #: Packages whose code is not the user's.
 _INSIDE = ("celery", __name__.partition(".")[0])
+#: The module of Celery's own task classes.
+NATIVE = "celery.app.task"
+#: Where a task keeps its `run` with Celery's automatic retries around it, when it runs without them.
+AUTORETRYING = "_ojs_autoretrying"
+#: The shortest and the longest interval, in seconds: a policy has none of zero, and a calendar ends.
+_SHORTEST = 0.001
+_LONGEST = 100 * 365 * 86_400
+#: The main process raises these for a child that it killed, or that died; no task sees them.
+KILLED = (TimeLimitExceeded, WorkerLostError)
 
 
 def attach(app: Celery, bridge: Bridge | None = None) -> Bridge:
     """Give an app its bridge, once; raises ConfigurationError for a second bridge."""
-    found: Bridge | None = app.__dict__.get(_BRIDGE)
-    if found is not None:
-        if bridge is not None and bridge is not found:
+    own: Bridge | None = app.__dict__.get(_BRIDGE)
+    if own is not None:
+        if bridge is not None and bridge is not own:
             raise ConfigurationError(f"the Celery app {app.main!r} already has a bridge: give it one, once")
-        return found
+        return own
     prepare(app)
     bridge = app.__dict__.setdefault(_BRIDGE, bridge or Bridge())
-    bridge.engine.register(FRAMEWORK, CeleryPublisher(app, bridge), _dead_queues_of(app, bridge))
+    queues = dead_queues.CeleryDeadQueues(app, bridge, lambda name: task_policy(app, app.tasks.get(name)))
+    bridge.engine.register(FRAMEWORK, CeleryPublisher(app, bridge), queues)
     if bridge.store:
         signals.task_postrun.connect(settle_success, weak=False)
     return bridge
 
 
-def _dead_queues_of(app: Celery, bridge: Bridge) -> dead_queues.CeleryDeadQueues:
-    return dead_queues.CeleryDeadQueues(app, bridge, lambda name: task_policy(app, app.tasks.get(name)))
-
-
 def prepare(app: Celery) -> None:
-    """Have an app read `ojs_retry`, and check itself when its worker starts; its bridge may come later."""
+    """Let an app read `ojs_retry`, and check itself when its worker starts; its bridge may come later."""
     if not app.__dict__.get(_PREPARED):
         setattr(app, _PREPARED, True)
         app.steps["worker"].add("ojs_bridge.celery.worker:StartUp")
         app.steps["consumer"].add("ojs_bridge.celery.on_redis:Visibility")
         app.steps["consumer"].add("ojs_bridge.celery.holding:RequestHolding")
-        app.steps["consumer"].add("ojs_bridge.celery.watch:ConsumerWatch")
+        app.steps["consumer"].add("ojs_bridge.celery.worker:ConsumerWatch")
         _read_retry_option(app)
         _warn_outside(app)
 
 
 def _warn_outside(app: Celery) -> None:
-    """Have Celery's warning of a taken task name point to the line of the user's code."""
+    """Let Celery's warning of a taken task name point to the line of the user's code."""
     # Celery 5.7 points to the first line outside Celery, which is the bridge's.
     warn = compat.warn_duplicate_task_name(app, None)
     if warn is None:
@@ -123,13 +131,8 @@ def is_prepared(app: Celery) -> bool:
 
 def policies_of(app: Celery) -> Policies:
     """Return the policies that `install` gave an app."""
-    found: Policies = getattr(app, POLICIES, _EVERY_NAME)
-    return found
-
-
-def policies_for(app: Celery, name: str) -> list[AnyPartial] | None:
-    """Return the partial policies that `install` has for a task; None for a task that stays native."""
-    return policies_of(app).of(name)
+    policies: Policies = getattr(app, POLICIES, _EVERY_NAME)
+    return policies
 
 
 def is_bridged(task: Task | None) -> bool:
@@ -145,11 +148,11 @@ def task_policy(app: Celery, task: Task | None) -> TaskPolicy:
     if task is None or not is_bridged(task):
         return attach(app).engine.task(reserved=WORKER_ERRORS)
     options = task.max_retries, task.default_retry_delay
-    found: tuple[Any, TaskPolicy] | None = vars(task).get(_TASK_POLICY)
-    if found is None or found[0] != options:
-        found = options, resolved(attach(app).engine, task, policies_of(app), task.ojs_native)
-        setattr(task, _TASK_POLICY, found)
-    return found[1]
+    kept: tuple[Any, TaskPolicy] | None = vars(task).get(_TASK_POLICY)
+    if kept is None or kept[0] != options:
+        kept = options, resolved(attach(app).engine, task, policies_of(app), task.ojs_native)
+        setattr(task, _TASK_POLICY, kept)
+    return kept[1]
 
 
 def resolved(engine: Engine, task: Any, policies: Policies, native: Layers | None) -> TaskPolicy:
@@ -159,12 +162,12 @@ def resolved(engine: Engine, task: Any, policies: Policies, native: Layers | Non
     """
     said = getattr(task, "ojs_retry_on", None)
     own = None if said is None else RetryOn(said, f"task {task.name}: ojs_retry_on")
-    native = native or Layers()
+    native, installed = native or Layers(), policies.of(task.name) or Installed()
     layers = replace(
         native,
-        install=policies.of(task.name) or (),
+        install=installed.policies,
         task=getattr(task, "ojs_retry", None),
-        retry_on=own or policies.retry_on(task.name) or native.retry_on,
+        retry_on=own or installed.retry_on or native.retry_on,
     )
     try:
         return engine.task(
@@ -177,8 +180,101 @@ def resolved(engine: Engine, task: Any, policies: Policies, native: Layers | Non
         raise error.under(f"task {task.name}") from None
 
 
+def explicit(task: Task, option: str) -> bool:
+    """Return whether a task, or a class of the user's that it inherits from, sets an option itself."""
+    classes = (cls for cls in type(task).__mro__ if cls.__module__ != NATIVE)
+    return option in vars(task) or any(option in vars(cls) for cls in classes)
+
+
+def automatic(task: Task, option: str, *, default: Any) -> Any:
+    """Return an option of the automatic retries as Celery has read it, when it made the task.
+
+    Celery does not read a later annotation or assignment.
+    """
+    if compat.orig_run.name in vars(task):
+        run = vars(task).get(AUTORETRYING, vars(task).get("run"))
+        return compat.kept_option(run, option, getattr(task, option, default))
+    return getattr(task, option, default)
+
+
+def native_of(task: Task) -> Layers:
+    """Return how Celery alone retries a task: by the task's options, or else by Celery's defaults."""
+    delay = task.default_retry_delay or 0
+    framework = {"max_attempts": attempts(task.max_retries), **_schedule("none", delay, delay, jitter=False)}
+    return Layers(framework, options=options_as_policy(task), retry_on=_native_rule(task))
+
+
+def _native_rule(task: Task) -> RetryOn | None:
+    """Return which failures Celery retries: those in `autoretry_for`; None for what code asks for."""
+    named = autoretry_for(task)
+    if not named:
+        return None
+    excluded = tuple(automatic(task, "dont_autoretry_for", default=()))
+    return RetryOn(named, f"task {task.name}: autoretry_for", never=(*excluded, *KILLED))
+
+
+def autoretry_for(task: Task) -> tuple[type[BaseException], ...]:
+    """Return the errors for which Celery itself retries a task."""
+    return tuple(automatic(task, "autoretry_for", default=())) if compat.orig_run.name in vars(task) else ()
+
+
+def options_as_policy(task: Task) -> dict[str, Any]:
+    """Return a task's native options as a partial policy; without options it has no fields."""
+    named = bool(autoretry_for(task))
+    given = dict(automatic(task, "retry_kwargs", default=None) or {}) if named else {}
+    partial = _attempts(task, given.get("max_retries"))
+    if not named and not explicit(task, "default_retry_delay"):
+        return partial
+    factor = float(automatic(task, "retry_backoff", default=False))
+    if named and factor:
+        longest = int(automatic(task, "retry_backoff_max", default=600))
+        first = min(int(max(1.0, factor)), longest)
+        jitter = bool(automatic(task, "retry_jitter", default=True))
+        schedule = _schedule("exponential", first, longest, jitter=jitter)
+        if jitter:
+            # Half of a delay is the mean of Celery's draws.
+            schedule["jitter"] = NativeJitter(_full_jitter, _interval(first / 2), said=True)
+        return {**partial, **schedule}
+    countdown = given.get("countdown")
+    delay = task.default_retry_delay if countdown is None else countdown
+    return {**partial, **_schedule("none", delay or 0, delay or 0, jitter=False)}
+
+
+def _attempts(task: Task, asked: float | None) -> dict[str, Any]:
+    """Return the `max_attempts` that a task's own options ask for."""
+    if asked is None and not explicit(task, "max_retries"):
+        return {}
+    return {"max_attempts": attempts(task.max_retries if asked is None else asked)}
+
+
+def attempts(max_retries: float | None) -> int:
+    """Return the number of runs for `max_retries`; Celery reads None as no limit, -1 as 0 and 2.5 as 2."""
+    if max_retries is None or max_retries >= LARGEST:
+        return LARGEST
+    return max(math.floor(max_retries), 0) + 1
+
+
+def _schedule(strategy: str, first: float, longest: float, *, jitter: bool) -> dict[str, Any]:
+    return {
+        "backoff_strategy": strategy,
+        "backoff_coefficient": 2.0,
+        "initial_interval": _interval(first),
+        "max_interval": _interval(longest),
+        "jitter": jitter,
+    }
+
+
+def _full_jitter(_n: int, seconds: float, rng: Rng) -> float:
+    """Draw as Celery does: whole seconds, from none to all of a delay, each as likely as another."""
+    return float(int(rng.random() * (int(seconds) + 1)))
+
+
+def _interval(seconds: float) -> str:
+    return format_duration(timedelta(seconds=min(max(seconds, _SHORTEST), _LONGEST)))
+
+
 def _read_retry_option(app: Celery) -> None:
-    """Have the app's `send_task`, through which everything is published, read `ojs_retry`."""
+    """Let the app's `send_task`, through which everything is published, read `ojs_retry`."""
     own = vars(app).get("send_task")
 
     @functools.wraps(app.send_task)
@@ -233,17 +329,17 @@ def _tell_apart(app: Celery, name: str, options: dict[str, Any]) -> None:
 def _queue_of(app: Celery, name: str, args: Sequence[Any], options: Mapping[str, Any]) -> str:
     """Return the queue to which a job will go; "" if the router cannot say it."""
     with suppress(Exception):
-        told = dict(zip(("args", "kwargs"), args, strict=False)) | dict(options)
+        call = dict(zip(("args", "kwargs"), args, strict=False)) | dict(options)
         route = {key: value for key, value in options.items() if key in ("queue", "exchange", "routing_key")}
-        queue = app.amqp.router.route(route, name, told.get("args") or (), told.get("kwargs") or {})["queue"]
+        queue = app.amqp.router.route(route, name, call.get("args") or (), call.get("kwargs") or {})["queue"]
         return str(getattr(queue, "name", queue))
     return ""
 
 
-def _bound(found: Any, app: Celery) -> Any:
+def _bound(attribute: Any, app: Celery) -> Any:
     """Return an attribute of an app's class, bound to the app."""
-    bind = getattr(found, "__get__", None)
-    return bind(app, type(app)) if bind else found
+    bind = getattr(attribute, "__get__", None)
+    return bind(app, type(app)) if bind else attribute
 
 
 def header_for(app: Celery, name: str, partial: AnyPartial) -> str:

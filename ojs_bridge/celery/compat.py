@@ -55,7 +55,7 @@ _REQUEST, _STATE = "celery.worker.request:Request", "celery.worker.state"
 _CONSUMER = "celery.worker.consumer.consumer:Consumer"
 _AMQP, _CONNECTION = "celery.app.amqp:AMQP", "kombu.connection:Connection"
 _CHANNEL, _QOS = "kombu.transport.redis:Channel", "kombu.transport.redis:QoS"
-_MEMORY = "kombu.transport.memory:Channel"
+_TRANSPORT, _MEMORY = "kombu.transport.virtual:Transport", "kombu.transport.memory:Channel"
 
 # Apps and tasks
 tasks = minor("_tasks", _APP, "look a task up while its app is not finalized")
@@ -175,6 +175,7 @@ calculate_routing_key = minor(
 
 # Redis as the broker
 q_for_pri = vital("_q_for_pri", _CHANNEL, "find a queue's lists in Redis", only=REDIS)
+message_priority = vital("_get_message_priority", _CHANNEL, "give back what a dead worker had", only=REDIS)
 conn_or_acquire = vital("conn_or_acquire", _CHANNEL, "renew what a worker has", only=REDIS)
 deliveries = vital("_delivered", _QOS, "renew what a worker has", only=REDIS)
 restore_visible = vital("restore_visible", _QOS, "put back what a dead worker had", only=REDIS)
@@ -189,12 +190,11 @@ brpop_sent_at = minor(
 flush_brpop_reauth = minor(
     "_flush_brpop_reauth", _CHANNEL, "have redis-py log in again with a new token", only=FETCH, since="5.7"
 )
+deliver = vital("_deliver", _TRANSPORT, "deliver what was taken", only=FETCH)
+callbacks = vital("_callbacks", _TRANSPORT, "give back what no consumer wants now", only=FETCH)
 can_consume = vital("can_consume", _QOS, "acknowledge what an outage kept from it", only=FETCH)
 client_connection = vital("connection", "redis:Redis", "ask for a message without waiting", only=FETCH)
 parse_response = vital("parse_response", "redis:Redis", "read what was asked for", only=FETCH)
-pack_command = vital(
-    "pack_command", "redis.connection:Connection", "pack the command that takes a message once", only=FETCH
-)
 send_packed_command = vital(
     "send_packed_command", "redis.connection:Connection", "ask for a message without waiting", only=FETCH
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,30 +15,20 @@ from kombu.connection import Connection
 from kombu.utils.json import loads
 
 from ..bridge import Bridge
-from ..engine.runs import TaskPolicy
-from ..engine.storage_retry import pause
+from ..engine.layers import TaskPolicy
 from ..errors import Unreachable
 from ..messages import HEADER, parameters_of
-from ..operations.broker_letters import HIDDEN, SHOWN_SECONDS, found_letter
-from ..operations.letters import CLAIM_SECONDS
+from ..operations.broker_letters import await_turn, claimed_on_redis, found_letter, renewed, tell_if_hidden
 from ..rules.job import Job, count_of, decoded
 from ..store import Letter
 from . import compat, sending
-from .wire import Wire, carried, chain_of, delivered, expiry, to_json
+from .wire import Wire, carried, chain_of, delivered, time_in, to_json
 
 logger = logging.getLogger("ojs_bridge")
 
 FRAMEWORK = "celery"
 
-#: For how many seconds at most a reader of a RabbitMQ queue waits for another reader.
-_PATIENCE = 5.0
 NOT_FOUND, _LOCKED = 404, 405
-#: The headers in which RabbitMQ counts the deliveries of a quorum queue's message, which it drops at a limit,
-#: and the count at which a message is published anew, to begin at zero.
-_COUNT, _COUNTS = "x-delivery-count", ("x-delivery-count", "x-acquired-count")
-_OFTEN = 5
-
-_UNLOCK = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end"
 
 
 class CeleryDeadQueues:
@@ -52,13 +41,13 @@ class CeleryDeadQueues:
 
     def read(self, most: int) -> Sequence[Letter]:
         """Return at most `most` letters; on RabbitMQ the oldest of each queue, on Redis the newest."""
-        found: list[Letter] = []
+        all_letters: list[Letter] = []
         with self._reaching() as places:
             for queue in sorted(queues_of(self._app)):
-                held = places.read(sending.dead_name(queue), most - len(found))
+                held = places.read(sending.dead_name(queue), most - len(all_letters))
                 letters = (self._letter(message, queue) for message in held)
-                found += [letter for letter in letters if letter is not None]
-        return found
+                all_letters += [letter for letter in letters if letter is not None]
+        return all_letters
 
     def take(self, letter: Letter, then: Callable[[Letter], object]) -> bool:
         """Claim a letter, call `then`, and delete the letter; False for a letter that is gone or claimed."""
@@ -67,8 +56,8 @@ class CeleryDeadQueues:
         def is_it(message: Any) -> bool:
             if str(message.headers.get("id")) != letter.job_id:
                 return False
-            found = self._letter(message, queue)
-            return found is not None and found.message == letter.message
+            held = self._letter(message, queue)
+            return held is not None and held.message == letter.message
 
         with self._reaching() as places:
             return places.take(sending.dead_name(queue), is_it, lambda: then(letter))
@@ -100,9 +89,9 @@ class CeleryDeadQueues:
     def _wire(self, message: Any, queue: str) -> Wire:
         """Return the wire form of a dead message, with the queue that it came from."""
         parts = carried(message, message.body, None, self._app)
-        found = delivered(self._app, parts, message.properties, {"routing_key": queue})
-        own = {name: value for name, value in found.headers.items() if name not in sending.BROKER_HEADERS}
-        return replace(found, headers=own, queue=queue)
+        wire = delivered(self._app, parts, message.properties, {"routing_key": queue})
+        own = {name: value for name, value in wire.headers.items() if name not in sending.BROKER_HEADERS}
+        return replace(wire, headers=own, queue=queue)
 
     def _kept(self, wire: Wire) -> dict[str, Any]:
         task = self._app.tasks.get(wire.headers["task"])
@@ -118,7 +107,7 @@ class CeleryDeadQueues:
             queue=wire.queue,
             attempt=attempt,
             fence=attempt - 1,
-            expires=expiry(self._app, headers),
+            expires=time_in(self._app, headers.get("expires")),
             chain=chain_of(headers),
         )
 
@@ -183,21 +172,15 @@ class _OnRedis:
         return [message.headers for item in items if (message := self._message(item)) is not None]
 
     def take(self, name: str, is_it: Callable[[Any], bool], then: Callable[[], object]) -> bool:
-        found = next(((key, item) for key, item, message in self._all(name) if is_it(message)), None)
-        if found is None:
+        place = next(((key, item) for key, item, message in self._all(name) if is_it(message)), None)
+        if place is None:
             return False
-        key, item = found
-        lock, token = f"{key}.ojs.{hashlib.sha256(item).hexdigest()}", uuid.uuid4().hex
-        if not self._client.set(lock, token, nx=True, px=int(CLAIM_SECONDS * 1000)):
-            return False
-        try:
-            # The last owner of the lock may have deleted it.
-            if item not in self._client.lrange(key, 0, -1):
+        key, item = place
+        with claimed_on_redis(self._client, f"{key}.ojs.{hashlib.sha256(item).hexdigest()}") as is_ours:
+            if not is_ours or item not in self._client.lrange(key, 0, -1):
                 return False
             then()
             self._client.lrem(key, -1, item)
-        finally:
-            self._client.eval(_UNLOCK, 1, lock, token)
         return True
 
     def _all(self, name: str, most: int = 0) -> Iterator[tuple[str, bytes, Any]]:
@@ -235,7 +218,8 @@ class _InQueues:
         with _looking(self._connection, name) as messages:
             held = [*islice(messages, most)]
         if held and self._connection.transport.driver_type == "amqp":
-            _tell_if_hidden(self._connection, name)
+            channel = self._connection.channel()
+            tell_if_hidden(name, lambda: channel.queue_declare(name, passive=True).message_count)
         return [*filter(_is_readable, held)]
 
     def take(self, name: str, is_it: Callable[[Any], bool], then: Callable[[], object]) -> bool:
@@ -261,16 +245,16 @@ def _looking(connection: Connection, name: str) -> Iterator[Iterator[Any]]:
     """Give a queue's messages, the oldest first; those that are not acknowledged go back to their places."""
     is_amqp = connection.transport.driver_type == "amqp"
     if is_amqp:
-        _await_turn(connection, name)
+        await_turn(lambda: _has_turn(connection, name))
     channel = connection.channel()
 
     def messages() -> Iterator[Any]:
         try:
-            while (found := channel.basic_get(name, no_ack=False)) is not None:
-                if is_amqp and _is_renewed(channel, name, found):
+            while (message := channel.basic_get(name, no_ack=False)) is not None:
+                if is_amqp and _is_renewed(channel, name, message):
                     continue
                 convert = getattr(channel, "message_to_python", None)
-                yield convert(found) if convert else found
+                yield convert(message) if convert else message
         except connection.channel_errors as error:
             if getattr(error, "reply_code", None) != NOT_FOUND:
                 raise
@@ -279,52 +263,30 @@ def _looking(connection: Connection, name: str) -> Iterator[Iterator[Any]]:
         yield messages()
     finally:
         # Kombu's memory transport would lose the messages. For RabbitMQ 4.3 closing alone is a failed
-        # delivery, which a quorum queue may be told to delay.
+        # delivery, which a quorum queue may delay.
         if not is_amqp or channel.is_open:
             channel.basic_recover(requeue=True)
         channel.close()
 
 
-def _tell_if_hidden(connection: Connection, name: str) -> None:
-    """Warn of a queue that has given its messages out, taken them back, and does not show them."""
-    waited = 0.0
-    while not connection.channel().queue_declare(name, passive=True).message_count:
-        if waited > SHOWN_SECONDS:
-            logger.warning(HIDDEN, name)
-            return
-        pause(0.1)
-        waited += 0.1
-
-
-def _is_renewed(channel: Any, name: str, found: Any) -> bool:
+def _is_renewed(channel: Any, name: str, message: Any) -> bool:
     """Publish a message that was often delivered anew, to the end of its queue; False if it stays."""
-    properties = dict(found.properties)
-    headers = properties.get("application_headers") or {}
-    if headers.get(_COUNT, 0) < _OFTEN:
+    headers = renewed(message.properties.get("application_headers") or {})
+    if headers is None:
         return False
-    properties["application_headers"] = {key: headers[key] for key in headers if key not in _COUNTS}
+    properties = {**message.properties, "application_headers": headers}
     try:
-        channel.basic_publish_confirm(type(found)(found.body, **properties), "", name)
+        channel.basic_publish_confirm(type(message)(message.body, **properties), "", name)
     except Exception as error:  # noqa: BLE001 - a full queue refuses it; its old place is as good
         logger.warning("a message in %s is delivered often, and cannot be put there anew: %r", name, error)
         return False
-    channel.basic_ack(found.delivery_tag)
+    channel.basic_ack(message.delivery_tag)
     return True
 
 
-def _await_turn(connection: Connection, name: str) -> None:
-    """Wait until no other reader looks through a queue: a reader hides the messages that it reads.
-
-    An exclusive queue is the lock: it belongs to the connection, and is deleted with it.
-    """
-    channel, waited = connection.channel(), 0.0
-    while waited < _PATIENCE:
-        try:
-            channel.queue_declare(f"{name}.ojs", exclusive=True)
-        except connection.channel_errors as error:
-            if getattr(error, "reply_code", None) != _LOCKED:
-                return
-            pause(0.1)
-            waited += 0.1
-        else:
-            return
+def _has_turn(connection: Connection, name: str) -> bool:
+    try:
+        connection.channel().queue_declare(f"{name}.ojs", exclusive=True)
+    except connection.channel_errors as error:
+        return getattr(error, "reply_code", None) != _LOCKED
+    return True

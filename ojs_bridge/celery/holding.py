@@ -13,7 +13,7 @@ import pickle
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from celery import Celery, bootsteps
 from celery.exceptions import Reject
 from celery.worker import state
 
-from ..engine.waiting import Outage
+from ..engine.storage_retry import Outage
 from ..errors import StoreError
 from ..rules.decision import Decision
 from ..store import Reservation
@@ -133,6 +133,8 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
         self._acknowledging: deque[tuple[Any, Reservation]] = deque(maxlen=1000)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        #: What is acknowledged, and whose acknowledgement may be on its way: on Redis.
+        self._owed: Container[str] = ()
         self._held_at = self._surely_ours = 0.0
         self._outage = Outage(
             "jobs wait in this worker: they cannot begin, or what became of them has no place", "jobs go on"
@@ -143,6 +145,7 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
         """Hold what comes on the channel of this connection."""
         with self._lock:
             self._channel = consumer.task_consumer.channel
+            self._owed = getattr(getattr(self._channel, "qos", None), "ojs_owed", ())
             self._surely_ours = visibility_timeout(consumer.app) / 2
 
     def stop(self, _: Any) -> None:
@@ -154,7 +157,7 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
             attach(self._consumer.app).engine.reservations.lost_connection()
 
     def forget(self, request: Any, reservation: Reservation) -> None:
-        """Have the store forget the reservation of an acknowledged message that surely has no copy.
+        """Let the store forget the reservation of an acknowledged message that surely has no copy.
 
         A copy may lie in another worker for as long as that worker's jobs last. There is none if this worker
         was the first to get the message, has had no other connection since, and has acknowledged it long
@@ -167,6 +170,8 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
             if is_first and request.ojs_received_ago < self._surely_ours:
                 self._acknowledging.append((message, reservation))
             while self._acknowledging and self._acknowledging[0][0].acknowledged:
+                if self._acknowledging[0][0].delivery_tag in self._owed:
+                    break
                 attach(self._consumer.app).engine.reservations.acknowledged(self._acknowledging.popleft()[1])
 
     def hold(self, request: Any, why: Hold, again: Callable[[], object] | None = None) -> bool:
@@ -182,7 +187,7 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
         return True
 
     def _tries_again(self, why: Hold) -> bool:
-        """Have a thread try what waits; False if none can be started, for want of memory or of threads."""
+        """Let a thread try what waits; False if none can be started, for want of memory or of threads."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, args=(why,), name="ojs-holding", daemon=True)
             try:
@@ -251,13 +256,13 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def hold(app: Celery, request: Any, why: Hold, again: Callable[[], object] | None = None) -> bool:
-    """Have an app's worker keep a request; False if the worker stops, or the broker has the message back."""
+    """Let an app's worker keep a request; False if the worker stops, or the broker has the message back."""
     holding: RequestHolding | None = vars(app).get(_HOLDING)
     return holding is not None and holding.hold(request, why, again)
 
 
 def forget(app: Celery, request: Any, reservation: Reservation) -> None:
-    """Have the store forget the reservation of a message that an app's worker has surely deleted."""
+    """Let the store forget the reservation of a message that an app's worker has surely deleted."""
     holding: RequestHolding | None = vars(app).get(_HOLDING)
     if holding is not None:
         holding.forget(request, reservation)

@@ -15,15 +15,24 @@ from ..bridge import Bridge
 from ..config.policies import PoliciesOrFile
 from ..config.settings import InFlight, begins_afresh, the_policies
 from ..engine.canary import Canary, Percentages
-from ..engine.retry_on import RetryOn, RetryOnLike
+from ..engine.layers import RetryOn, RetryOnLike
 from ..errors import ConfigurationError
 from ..rules.failures import ErrorMap, Mapped
 from ..rules.policy import PartialPolicy, check_partial
 from . import compat
-from .attach import AFRESH, POLICIES, attach, is_bridged, policies_for, prepare, sent_on_commit
-from .canary import CANARY, Outside, outside_of
-from .native_options import AUTORETRYING, native_of, refuse_native
-from .task import Bridged, CheckedSignature, OJSTask, ReplacedMethods, autoretrying_outside, own_options
+from .attach import (
+    AFRESH,
+    AUTORETRYING,
+    POLICIES,
+    attach,
+    is_bridged,
+    native_of,
+    policies_of,
+    prepare,
+    sent_on_commit,
+)
+from .receiving import CANARY, Outside, outside_of
+from .task import Bridged, CheckedSignature, OJSTask, ReplacedMethods, autoretrying_outside, refuse_native
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -86,7 +95,7 @@ def _adopt_new_tasks(app: Celery) -> None:
 
 def _adopt(task: Task, app: Celery) -> None:
     """Put a registered task under the bridge if a policy names it; its own class stays its base."""
-    if is_bridged(task) or task.name.startswith("celery.") or policies_for(app, task.name) is None:
+    if is_bridged(task) or task.name.startswith("celery.") or policies_of(app).of(task.name) is None:
         return
     outside = outside_of(task)
     try:
@@ -238,7 +247,7 @@ def ojs_task(
         name = str(options.get("name") or getattr(fun, "__name__", fun))
         if isinstance(fun, (Task, Proxy)):
             raise ConfigurationError(f"task {name}: @ojs_task takes the place of @app.task and @shared_task")
-        refuse_native(name, {**own_options(base or getattr(app, "Task", Task)), **options})
+        refuse_native(name, base or getattr(app, "Task", Task), options)
         settings = {**options, "ojs_retry": retry, "ojs_retry_on": retry_on, "ojs_errors": errors}
         if app is None:
             return _shared(fun, base, settings)

@@ -1,29 +1,36 @@
-"""The outcome of a task for the bridge and for Celery, and the exceptions by which a pool ends a task."""
+"""The outcome of a task for the bridge, for Celery and its result backend, and how a pool ends a task."""
 
 from __future__ import annotations
 
 import logging
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from numbers import Real
 from typing import Any
+from weakref import WeakSet
 
 from billiard import common, current_process, pool
-from celery import Task
+from celery import Task, states
+from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, WorkerShutdown, WorkerTerminate
+from celery.result import AsyncResult
+from celery.states import RETRY
 
 from ..engine.engine import Engine
-from ..engine.harmless import let_through
+from ..engine.events import let_through
 from ..engine.reservations import TakenOver
 from ..engine.runs import Run
 from ..rules.decision import Complete
 from ..rules.failures import ErrorMap, Failure, Outcome, outcome_of, text_of
 from ..rules.job import Job
 from . import compat
+from .wire import known
 from .wish import Wish, countdown_of, until
 
 logger = logging.getLogger("ojs_bridge")
@@ -81,12 +88,12 @@ def task_outcome(task: Task, raised: BaseException, wish: Wish | None, run: Run,
     zone = task.app.timezone
     if wish is not None and wish.raised_as(raised):
         # Unless an owner has set waits, those of the policy are for autoretry_for alone.
-        default = wish.default_delay if run.layers.waits_are_native else None
+        default = wish.default_delay if run.task.layers.waits_are_native else None
         cause = wish.cause or _causeless(wish, run)
         return _asked(cause, wish.after(now, zone), run.task.errors, default)
     if isinstance(raised, Retry):
         return _asked(_reason(raised), _hint(raised, now, zone), run.task.errors)
-    return outcome_of(raised, run.task.errors, run.layers.retries.rules_out(raised))
+    return outcome_of(raised, run.task.errors, run.task.layers.retries.rules_out(raised))
 
 
 def _causeless(wish: Wish, run: Run) -> BaseException:
@@ -108,8 +115,8 @@ def _asked(
 
 
 def _reason(signal: Retry) -> BaseException:
-    found: BaseException = signal.exc if isinstance(signal.exc, BaseException) else signal
-    return found
+    reason: BaseException = signal.exc if isinstance(signal.exc, BaseException) else signal
+    return reason
 
 
 def _hint(signal: Retry, now: datetime, zone: Any) -> timedelta | None:
@@ -126,8 +133,8 @@ def shown_exception(raised: BaseException, wish: Wish | None) -> Exception:
     elif isinstance(raised, Retry):
         raised = _reason(raised)
     if isinstance(raised, Exception) and not isinstance(raised, (MemoryError, Retry)):
-        found: Exception = raised
-        return found
+        error: Exception = raised
+        return error
     return HandlerFailed(f"{type(raised).__name__}: {text_of(raised)}").with_traceback(raised.__traceback__)
 
 
@@ -174,3 +181,124 @@ def _is_aimed(exc: BaseException) -> bool:
 
 
 let_through(_is_aimed)
+
+
+def carried_on(task: Task, request: Any, since: datetime | None) -> bool:
+    """Return whether the dead worker of a job had stored its success; if so, the job's chord counts it.
+
+    Celery sends the chain and the links before it stores the success. A success from before `since`, when the
+    worker began, is of an earlier job with the same id. Never raises.
+    """
+    if since is None or task.ignore_result or isinstance(task.backend, DisabledBackend):
+        return False
+    try:
+        result = task.AsyncResult(request.id)
+        if result.state != states.SUCCESS or not _is_after(since, result, task):
+            return False
+        value = result.result
+    except Exception:
+        logger.exception("job %s: whether it has succeeded cannot be found out", known(request))
+        return False
+    count_in_chord(task, request, value)
+    return True
+
+
+def count_in_chord(task: Task, request: Any, result: Any) -> None:
+    """Let a job's chord count its success, perhaps a second time; never raises."""
+    if not request.chord:
+        return
+    try:
+        compat.on_chord_part_return(task.backend)(request, states.SUCCESS, result)
+    except Exception:
+        logger.exception("job %s: its chord cannot count its success", known(request))
+
+
+def _is_after(since: datetime, result: AsyncResult, task: Task) -> bool:
+    at: datetime | None = result.date_done
+    if at is None:
+        return False
+    # A time without a zone is the app's, or the database server's: one in the future proves nothing.
+    aware = at if at.tzinfo else at.replace(tzinfo=task.app.timezone)
+    now: datetime = task.app.now()
+    return since <= aware <= now
+
+
+def reopen_chord(task: Task, request: Any) -> None:
+    """Let a chord on Redis replace the failure of a replayed member by its success; never raises.
+
+    A chord that has failed sends its body when no failure is left in it.
+    """
+    if not (request.chord and request.group and _is_redis(task.backend)):
+        return
+    try:
+        _reopen(task.backend, request.id, request.group)
+    except Exception:
+        logger.exception("job %s: its chord cannot count the replay", known(request))
+
+
+def _is_redis(backend: Any) -> bool:
+    module = sys.modules.get("celery.backends.redis")
+    return module is not None and isinstance(backend, module.RedisBackend)
+
+
+def _reopen(backend: Any, job_id: str, group_id: str) -> None:
+    # The state of a chord: its parts, what is added to its size, its size, and since Celery 5.7 the jobs that
+    # are counted and the job that sends the body.
+    key_of = compat.get_key_for_group(backend)
+    parts, more, size, counted, claim = (key_of(group_id, f".{key}") for key in "jtsdc")
+    redis, is_ordered = backend.client, compat.chord_zset(backend)
+    stored = redis.zrange(parts, 0, -1) if is_ordered else redis.lrange(parts, 0, -1)
+    read = {part: backend.decode(part) for part in stored}
+    failed = {part: of for part, (_, of, state, _) in read.items() if state in states.EXCEPTION_STATES}
+    own = [part for part, of in failed.items() if of == job_id]
+    if not own:
+        return
+    whole, extra = redis.get(size), int(redis.get(more) or 0)
+    marks = [mark for mark in redis.smembers(counted) if mark.startswith(f"{job_id}:".encode())]
+    with redis.pipeline() as pipe:
+        for part in own:
+            pipe.zrem(parts, part) if is_ordered else pipe.lrem(parts, 0, part)
+        if marks:
+            pipe.srem(counted, *marks)
+        if whole is None or len(stored) >= int(whole) + extra:
+            # The chord has failed. Celery counts again if this was its last failure.
+            pipe.delete(claim, size)
+            if len(failed) == len(own):
+                pipe.set(size, len(stored) - extra, ex=backend.expires or None)
+        pipe.execute()
+
+
+def store_retry(task: Task, request: Any, signal: Retry) -> None:
+    """Store the state RETRY of a job, if Celery would; Celery does not store it again. Never raises."""
+    try:
+        compat.handle_error_state_of(_EarlyRetry(RETRY, signal))(task, request)
+    except Exception:
+        logger.exception("job %s is sent on, though its state cannot be stored", known(request))
+
+
+class _EarlyRetry(compat.TraceInfo):  # type: ignore[misc]
+    """Celery's rule on which errors are stored, without its other steps of a retry."""
+
+    __slots__ = ()
+
+    def handle_retry(self, task: Task, req: Any, store_errors: bool = True, **_: Any) -> None:
+        if not store_errors:
+            return
+        mark = compat.mark_as_retry_of(task.backend)
+        if not isinstance(mark, _MarkOnce):
+            mark = _MarkOnce(mark)
+            setattr(task.backend, compat.mark_as_retry.name, mark)
+        mark.stored.add(req)
+        shown = "".join(traceback.format_exception(self.retval))
+        mark.mark(req.id, self.retval.exc, shown, request=req)
+
+
+class _MarkOnce:
+    """A backend's `mark_as_retry`, which skips the requests whose retry is stored already."""
+
+    def __init__(self, mark: Callable[..., Any]) -> None:
+        self.mark = mark
+        self.stored: WeakSet[Any] = WeakSet()
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return None if options.get("request") in self.stored else self.mark(*args, **options)

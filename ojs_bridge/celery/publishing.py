@@ -15,7 +15,7 @@ from kombu.connection import Connection
 from kombu.exceptions import SerializationError
 
 from ..bridge import Bridge
-from ..engine.ports import Backlog, Override
+from ..engine.runs import Backlog, Override
 from ..errors import Unpublishable, Unreachable
 from ..messages import CREATED, HEADER
 from ..rules.job import Header, Job, count_of, decoded
@@ -34,7 +34,8 @@ class CeleryPublisher:
     @property
     def system(self) -> str:
         """The kind of the broker."""
-        return sending.system(self._app)
+        kind = sending.driver_type(self._app)
+        return "rabbitmq" if kind == "amqp" else kind
 
     def knows(self, type_: str) -> bool:
         """Return whether the app has this task, or no tasks but Celery's own."""
@@ -65,7 +66,7 @@ class CeleryPublisher:
 
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Publish the letter's message under its own id, at attempt 1; a past expiry is dropped."""
-        kept = _kept(letter.message)
+        kept = wire.from_json(letter.message)
         if override.args is not None or override.kwargs is not None:
             kept = _with_arguments(kept, letter, override)
         changes: dict[str, Any] = {
@@ -74,7 +75,7 @@ class CeleryPublisher:
             "eta": None,
             HEADER: header.text,
         }
-        expires = wire.expiry(self._app, kept.headers)
+        expires = wire.time_in(self._app, kept.headers.get("expires"))
         if expires and expires <= self._bridge.engine.now():
             changes["expires"] = None
         self._publish(kept, changes, {"queue": override.queue} if override.queue else None)
@@ -82,7 +83,7 @@ class CeleryPublisher:
     def publish(self, parked: Parked, state: Mapping[str, Any], *, due: datetime | None = None) -> None:
         """Publish a parked retry's message, due now, or with the whole delay as its `eta`."""
         changes = {"eta": due.isoformat() if due else None, HEADER: json.dumps(state)}
-        kept = _kept(parked.message)
+        kept = wire.from_json(parked.message)
         self._publish(kept, changes, parked.message.get("route"), due)
 
     def _publish(
@@ -112,14 +113,6 @@ def _depth(connection: Connection, queue: str) -> int:
         if str(error.reply_code) != str(NOT_FOUND):
             raise
         return 0
-
-
-def _kept(message: Mapping[str, Any]) -> wire.Wire:
-    """Return a message from the store; raises Unpublishable for a damaged message."""
-    try:
-        return wire.from_json(message)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Unpublishable(f"its message is damaged: {error!r}") from error
 
 
 def _with_arguments(kept: wire.Wire, letter: Letter, override: Override) -> wire.Wire:

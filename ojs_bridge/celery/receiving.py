@@ -1,4 +1,4 @@
-"""The receipt of messages: a message that no worker can handle is kept.
+"""The receipt of messages: the canary leaves some to Celery, and one that no worker can handle is kept.
 
 Celery drops what it cannot decode. A message with a part of another type ends the worker's main process, and
 the next worker gets the same message.
@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from celery import Task
+from celery import Celery, Task
 from celery.exceptions import InvalidTaskError
 from kombu.exceptions import ContentDisallowed, DecodeError
 
-from ..engine.harmless import Harmless
+from ..engine.canary import Canary
+from ..engine.events import harmless
 from ..engine.storage_retry import at_once
 from ..messages import HEADER, parameters_of
 from ..rules.failures import MAX_MESSAGE, cut, nests_deeper, safe_repr
@@ -28,6 +29,9 @@ from .attach import FRAMEWORK, attach
 logger = logging.getLogger("ojs_bridge")
 
 Handler = Callable[..., Any]
+
+#: Where an app keeps `install`'s canary.
+CANARY = "_ojs_canary"
 
 #: The errors that Celery itself handles: it logs them, sends its signal and drops the message.
 _DROPPED = (InvalidTaskError, ContentDisallowed, DecodeError)
@@ -143,8 +147,7 @@ def _is_kept(task: Task, message: Any, error: Exception) -> bool:
             if not engine.keeping.is_buried(refused, ended, refused.decision, FRAMEWORK, letter):
                 sending.is_buried(engine, app, wire, {}, can_wait=True)
         engine.settling.settle(refused, refused.decision)
-        with Harmless(refused.job):
-            task.backend.mark_as_failure(refused.job.id, error)
+        harmless(refused.job, task.backend.mark_as_failure, refused.job.id, error)
     except Exception:
         logger.critical("a message of %s stays unacknowledged: it cannot be kept", task.name, exc_info=True)
         return False
@@ -163,3 +166,64 @@ def _job_of(task: Task, wire: wires.Wire) -> Job:
 def _flat(value: Any) -> Any:
     """Return a header's value that can be written again: its repr where it is nested too deep."""
     return cut(safe_repr(value), MAX_MESSAGE) if nests_deeper(value, MAX_DEPTH) else value
+
+
+class Outside:
+    """The jobs of an installed task that the canary leaves to Celery."""
+
+    def __init__(self, canary: Canary, task: Task) -> None:
+        self._canary = canary
+        self._task = task
+
+    def has(self, headers: Mapping[str, Any]) -> bool:
+        """Return whether a job is outside, by the headers that it came with.
+
+        A job that brings its own policy is not. Nor is a job with an unreadable header, which may hold a
+        policy, nor a job that comes before its time, which the bridge sends on.
+        """
+        job_id, name = str(headers.get("id")), self._task.name
+        if self._canary.covers(name, job_id):
+            return False
+        job = decoded(headers.get(HEADER), Job(job_id, name, "", 1 + (count_of(headers.get("retries")) or 0)))
+        return isinstance(job, Job) and not job.retry and not self._is_early(job, headers.get("eta"))
+
+    def _is_early(self, job: Job, eta: object) -> bool:
+        """Return whether a job comes before its time; its worker holds it until its `eta`."""
+        due, app = job.next_retry_at, self._task.app
+        if due is None:
+            return False
+        now = attach(app).engine.now()
+        return due > max(now, wires.time_in(app, eta) or now)
+
+    def apart(self, inside: Callable[..., Any], outside: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the message handler of a task, made of a handler for each side.
+
+        It decides once for each message, in the worker's main process.
+        """
+
+        @functools.wraps(inside)
+        def receive(message: Any, *rest: Any, **options: Any) -> Any:
+            headers, payload = message.headers, message.payload
+            if isinstance(payload, dict):
+                # The first version of Celery's protocol has its headers in the body.
+                headers = {**payload, **headers}
+            return (outside if self.has(headers) else inside)(message, *rest, **options)
+
+        return receive
+
+
+def outside_of(task: Task) -> Outside | None:
+    """Return the jobs of a task that are outside its app's canary; None where all are under the bridge."""
+    canary: Canary = getattr(task.app, CANARY)
+    return None if canary.covers_all(task.name) else Outside(canary, task)
+
+
+def check_canary(app: Celery) -> None:
+    """Say in the log which jobs are under the bridge already; ConfigurationError for what names no task."""
+    canary: Canary | None = getattr(app, CANARY, None)
+    if canary is None:
+        return
+    installed = [task for task in app.tasks.values() if "ojs_outside" in vars(type(task))]
+    canary.check([task.name for task in installed], f"installed task of the app {app.main!r}")
+    if any(task.ojs_outside for task in installed):
+        logger.warning("canary: under the bridge are %s; Celery itself runs the other jobs", canary)

@@ -23,7 +23,7 @@ from ..store import Reservation
 from . import compat
 from .attach import attach
 from .holding import Hold, forget, hold
-from .results import count_in_chord
+from .outcomes import count_in_chord
 from .run import TaskRun
 from .sending import REJECTED
 from .wire import KEY, OUTCOME, carried, chain_of, known
@@ -47,19 +47,18 @@ class OJSRequest(Request):  # type: ignore[misc]
         """Acknowledge the message; if it surely has no copy, the store can forget its reservation."""
         super().acknowledge()
         try:
-            self._ojs_forget()
+            headers = self.request_dict
+            if attach(self.app).engine.store and not headers.get("retries") and HEADER not in headers:
+                key = Job(str(self.id), "", "", chain=chain_of(headers)).key
+                forget(self.app, self, Reservation(key, 0))
         except Exception:
             logger.exception("job %s: the store keeps its last reservation for a day", known(self))
 
-    def _ojs_forget(self) -> None:
-        headers = self.request_dict
-        if attach(self.app).engine.store is None or headers.get("retries") or HEADER in headers:
-            return
-        forget(self.app, self, Reservation(Job(str(self.id), "", "", chain=chain_of(headers)).key, 0))
-
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Handle a failure; the crash of a child is judged here."""
-        raised = _raised(exc_info)
+        raised = exc_info.exception
+        if isinstance(raised, ExceptionWithTraceback):
+            raised = raised.exc
         if isinstance(raised, Hold) and self._ojs_hold(raised):
             return None
         if hasattr(raised, REJECTED):
@@ -67,7 +66,8 @@ class OJSRequest(Request):  # type: ignore[misc]
         crash = None if return_ok or _is_over(self) else _crash(raised)
         if crash is None or self._ojs_settled or self._ojs_succeeded(crash):
             return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
-        if isinstance(crash, WorkerLostError) and self.task.acks_late and _is_cold_shutdown():
+        is_cold_shutdown = compat.should_terminate(state) not in (None, False)
+        if isinstance(crash, WorkerLostError) and self.task.acks_late and is_cold_shutdown:
             return self._ojs_give_back()
         natively = partial(super().on_failure, exc_info, send_failed_event, return_ok)
         return self._ojs_end(crash, exc_info, self.worker_pid, natively)
@@ -102,7 +102,7 @@ class OJSRequest(Request):  # type: ignore[misc]
         return sent
 
     def _ojs_hold(self, why: Hold, again: Callable[[], object] | None = None) -> bool:
-        """Have the worker keep the message; False if it cannot."""
+        """Let the worker keep the message; False if it cannot."""
         self._ojs_held_at = self._ojs_held_at or time.monotonic()
         if why.outcome is not None:
             self.request_dict["properties"] = {**self.request_dict["properties"], OUTCOME: why.outcome}
@@ -132,7 +132,7 @@ class OJSRequest(Request):  # type: ignore[misc]
     def _ojs_end(
         self, exc: Exception, exc_info: Any, process: int | None, natively: Callable[[], object]
     ) -> Any:
-        """Have a crash judged; `natively` lets Celery end a job that does not go on."""
+        """Judge a crash; `natively` lets Celery end a job that does not go on."""
         self._ojs_settled = True
         try:
             run = self._ojs_run()
@@ -174,13 +174,6 @@ class OJSRequest(Request):  # type: ignore[misc]
             stack.pop()
 
 
-def _raised(exc_info: Any) -> BaseException:
-    exc: BaseException = exc_info.exception
-    if isinstance(exc, ExceptionWithTraceback):
-        exc = exc.exc
-    return exc
-
-
 def _is_over(request: Any) -> bool:
     """Return whether Celery itself has ended the run."""
     return bool(compat.already_cancelled(request) or compat.already_revoked(request))
@@ -192,10 +185,6 @@ def _crash(exc: BaseException) -> Exception | None:
         return exc if isinstance(exc, (WorkerLostError, TimeLimitExceeded)) else None
     lost: Exception = WorkerLostError(f"the worker process ended: {exc!r}")
     return lost
-
-
-def _is_cold_shutdown() -> bool:
-    return compat.should_terminate(state) not in (None, False)
 
 
 def _info(exc: Exception) -> Any:

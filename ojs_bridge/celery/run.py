@@ -20,9 +20,8 @@ from typing_extensions import assert_never
 
 from ..engine.carrying import NotCarried
 from ..engine.engine import Engine
-from ..engine.ports import Onward, Settlement
 from ..engine.reservations import TakenOver
-from ..engine.runs import Drop, Lost, Postpone, Refuse, Run, TaskPolicy
+from ..engine.runs import Drop, Lost, Onward, Postpone, Refuse, Run, Settlement
 from ..errors import InvalidState, StoreError, Unstorable
 from ..messages import HEADER, parameters_of
 from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
@@ -36,17 +35,19 @@ from .outcomes import (
     LostAttempt,
     RefusedJob,
     Succeeded,
+    carried_on,
     dropped,
     given_back,
     ignored,
     is_the_tasks_own,
+    reopen_chord,
     shown_exception,
+    store_retry,
     task_outcome,
     undisturbed,
 )
-from .results import carried_on, reopen_chord, store_retry
 from .wire import KEY, OUTCOME, Arguments, Carried, Wire, known
-from .wish import NOTHING_ASKED, Asked, Wish, are_changed, automatic, eager_signature, limited
+from .wish import NOTHING_ASKED, Asked, Wish, are_changed, automatically, eager_signature, limited
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -117,7 +118,7 @@ class TaskRun:
         try:
             result = body(*args, **kwargs)
         except (Ignore, Reject) as exc:
-            # The task itself has told Celery what to do with the message.
+            # The task itself has said to Celery what to do with the message.
             if self._begun is not None and isinstance(exc, Reject) and exc.requeue:
                 self.engine.settling.release(self._begun)
             elif self._begun is not None:
@@ -146,8 +147,9 @@ class TaskRun:
             begun = self.engine.begin(
                 job,
                 bare,
-                self._policy,
+                task_policy(self._task.app, self._task),
                 publication=self._publication,
+                redelivered=not self._publication,
                 can_wait=self.can_wait,
                 reserve=not self._request.is_eager,
             )
@@ -203,7 +205,7 @@ class TaskRun:
         if not isinstance(begun, Run):
             return self._not_run(begun)
         lost = isinstance(crash, WorkerLostError) and self._task.acks_late
-        final = None if lost else begun.layers.retries.rules_out(crash)
+        final = None if lost else begun.task.layers.retries.rules_out(crash)
         decision = self.engine.judge(begun, outcome_of(crash, begun.task.errors, final))
         return self._conclude(begun, decision, crash)
 
@@ -235,12 +237,14 @@ class TaskRun:
     def _resume(self, process: int | None) -> Run | Drop | Postpone | Refuse:
         """Return the run that another process of this machine began and did not end."""
         job, bare = self._read()
-        return self.engine.resume(job, bare, self._policy, publication=self._publication, process=process)
+        return self.engine.resume(
+            job, bare, task_policy(self._task.app, self._task), publication=self._publication, process=process
+        )
 
     def _out_of_time(self, struck: SoftTimeLimitExceeded) -> Exception:
         """End a job whose soft time limit has struck before the store has answered."""
         job, bare = self._read()
-        begun = self.engine.admit(job, bare, self._policy)
+        begun = self.engine.admit(job, bare, task_policy(self._task.app, self._task))
         decision = begun.decision if isinstance(begun, Refuse) else self.engine.judge(begun, struck)
         return self._conclude(begun, decision, struck)
 
@@ -264,7 +268,7 @@ class TaskRun:
 
     def given(self, *, partly: bool) -> Arguments:
         """Return the arguments of this run; with `partly`, those that a retry keeps beside new ones."""
-        if partly and not self._request.is_eager and not (self._begun or self._begin()).layers.is_native:
+        if partly and not self._request.is_eager and not (self._begun or self._begin()).task.layers.is_native:
             return wires.arguments_of(self._wire)
         return self._request.args or (), self._request.kwargs or {}
 
@@ -290,7 +294,7 @@ class TaskRun:
         self._request.ojs_ended = end
 
     def _fail(self, raised: BaseException) -> Exception:
-        """Have a failure judged and its decision carried out."""
+        """Judge a failure and carry its decision out."""
         if self._wish and not self._wish.raised_as(raised):
             self._wish = None
         begun, wish = self._begun or self._begin(), self._wish
@@ -310,19 +314,19 @@ class TaskRun:
     def _changes(self, begun: Run, raised: BaseException) -> Asked:
         """Return what the next run has in another way: as the task's code, or its `retry_kwargs`, ask."""
         wish = self._wish
-        asked = Asked(wish.arguments, wish.options) if wish else automatic(self._task, raised, self.given)
-        if asked.arguments or self._request.is_eager or not begun.layers.is_native:
+        asked = Asked(wish.arguments, wish.options) if wish else automatically(self._task, raised, self.given)
+        if asked.arguments or self._request.is_eager or not begun.task.layers.is_native:
             return asked
         given = self.given(partly=False)
         return asked._replace(arguments=given) if are_changed(begun.job, self._wire, given) else asked
 
     def _as_of_now(self, begun: Run) -> Run:
         """Return a run under its task's settings as they are now: its code may have changed its options."""
-        task = self._policy.of_job(begun.job.retry)
+        task = task_policy(self._task.app, self._task).of_job(begun.job.retry)
         return begun if task is begun.task else begun._replace(task=task, policy=task.policy)
 
     def _conclude(self, begun: Run | Refuse, decision: Decision, shown: Exception) -> Exception:
-        """Have a decision carried out, and return the exception that tells Celery of it.
+        """Carry a decision out, and return the exception that tells Celery of it.
 
         A decision that has no place now waits in the worker; if the worker dies, the attempt is lost. A run
         that was taken over is dropped.
@@ -336,7 +340,7 @@ class TaskRun:
                 # Celery raises a Retry while it handles the task's error, and shows the error's traceback.
                 self._signal.__context__ = shown
                 if not self._request.is_eager:
-                    # The next run may end before this one has told Celery.
+                    # The next run may end before Celery hears of this one.
                     store_retry(self._task, self._request, self._signal)
             self.engine.carrying.carry(begun, decision, self)
         except TakenOver as late:
@@ -388,8 +392,8 @@ class TaskRun:
         changes = {**(options.get("headers") or {}), HEADER: onward.header.text}
         if onward.decision is not None:
             changes["retries"] = onward.job.attempt - 1
-        # Nobody is told of a postponement: Celery itself would hold the message.
-        return sending.Outgoing(wire, changes, options, parameters, told=onward.decision is not None)
+        # No event tells of a postponement: Celery itself would hold the message.
+        return sending.Outgoing(wire, changes, options, parameters, is_announced=onward.decision is not None)
 
     def publish(self, message: sending.Outgoing, at: datetime) -> None:
         """Publish a message, which is due at a time."""
@@ -424,10 +428,6 @@ class TaskRun:
         changes = {"retries": job.attempt, **({} if header is None else {HEADER: header.text})}
         if not sending.is_buried(self.engine, app, self._wire, changes, can_wait=self.can_wait):
             vars(self._shown)[sending.REJECTED] = True
-
-    @property
-    def _policy(self) -> TaskPolicy:
-        return task_policy(self._task.app, self._task)
 
     @functools.cached_property
     def _wire(self) -> Wire:

@@ -69,38 +69,45 @@ class AsSent(dict[str, Any]):
             super().__setitem__(name, value)
 
 
-def confirmed_producer(app: Celery) -> AbstractContextManager[Any]:
+@contextmanager
+def confirmed_producer(app: Celery) -> Iterator[Any]:
     """Acquire a producer whose publishing RabbitMQ confirms, or the app's own if it sets `confirm_publish`.
 
     Its connection has no other use. If all of Celery's connections confirmed, greenlets that share one for
     events could take each other's confirmations, or wait for them, even at the shutdown.
+
+    Raises OperationalError for a channel that an outage has closed, and Unroutable for a message that no
+    queue takes. Both drop the channel, which is closed, or has an unread answer.
     """
-    if _OPTION in (app.conf.broker_transport_options or {}) or not _can_confirm(app):
-        stock: AbstractContextManager[Any] = app.producer_or_acquire(None)
-        return stock
-    connection: Connection = vars(app).get(_CONNECTION)
-    if connection is None:
-        connection = app.connection_for_write(transport_options={_OPTION: True})
-        setattr(app, _CONNECTION, connection)
-    pools.set_limit(app.conf.broker_pool_limit)
-    timeout = app.conf.get("broker_pool_acquire_timeout")
-    confirming: AbstractContextManager[Any] = pools.producers[connection].acquire(block=True, timeout=timeout)
-    return confirming
+    if _OPTION in (app.conf.broker_transport_options or {}) or driver_type(app) != "amqp":
+        acquired: AbstractContextManager[Any] = app.producer_or_acquire(None)
+    else:
+        connection: Connection = vars(app).get(_CONNECTION)
+        if connection is None:
+            connection = app.connection_for_write(transport_options={_OPTION: True})
+            setattr(app, _CONNECTION, connection)
+        pools.set_limit(app.conf.broker_pool_limit)
+        timeout = app.conf.get("broker_pool_acquire_timeout")
+        acquired = pools.producers[connection].acquire(block=True, timeout=timeout)
+    with acquired as producer:
+        try:
+            yield producer
+        except AttributeError as error:
+            if error.obj is not None or error.name != "client":
+                raise
+            compat.close(compat.producer_connection(producer))()
+            raise OperationalError("the channel to the broker was closed") from error
+        except Exception as error:
+            if not _tells_of_no_queue(error):
+                raise
+            compat.close(compat.producer_connection(producer))()
+            raise Unroutable(str(error)) from error
 
 
-def _connection(app: Celery) -> Any:
-    """Return the connection after which an app's pool of producers makes others."""
-    return compat.connections_of(app.producer_pool).connection
-
-
-def system(app: Celery) -> str:
-    """Return the kind of an app's broker."""
-    kind = str(_connection(app).transport.driver_type)
-    return {"amqp": "rabbitmq"}.get(kind, kind)
-
-
-def _can_confirm(app: Celery) -> bool:
-    return bool(_connection(app).transport.driver_type == "amqp")
+def driver_type(app: Celery) -> str:
+    """Return kombu's name for the kind of an app's broker."""
+    # The pool of producers makes its connections after this one.
+    return str(compat.connections_of(app.producer_pool).connection.transport.driver_type)
 
 
 def publish(app: Celery, outgoing: Outgoing, now: datetime, due: datetime | None = None) -> None:
@@ -114,9 +121,13 @@ def publish(app: Celery, outgoing: Outgoing, now: datetime, due: datetime | None
     properties = {"priority": None, **wire.properties}
     delivery_mode = properties.pop("delivery_mode", None)
     if due is not None:
-        headers["eta"] = min(due, now + _hop(app)).isoformat()
+        # A message that comes early is sent on again. Redis delivers a second time what is not acknowledged
+        # within the visibility timeout, and RabbitMQ closes the channel of a consumer that waits for half an
+        # hour.
+        longest = min(timedelta(seconds=visibility_timeout(app)) / 3, _LONGEST_HOP)
+        headers["eta"] = min(due, now + longest).isoformat()
     headers = AsSent({**headers, **(outgoing.changes or {})})
-    event = _sent_event(headers) if outgoing.told and app.conf.task_send_sent_event else None
+    event = _sent_event(headers) if outgoing.is_announced and app.conf.task_send_sent_event else None
     message = compat.task_message_of(amqp)(headers, properties, wire.body, event)
 
     def send(producer: Any, **route: Any) -> None:
@@ -131,7 +142,9 @@ def publish(app: Celery, outgoing: Outgoing, now: datetime, due: datetime | None
             **route,
         )
 
-    asked = _route(app, wire, options)
+    asked = {name: value for name, value in options.items() if name in _ROUTE}
+    if not {"queue", "exchange", "routing_key"} & asked.keys():
+        asked = {**_way_back(app, wire), **asked}
     route = _delayed(app, wire, asked, due - now if due else timedelta(0))
     chosen = options.get("exchange")
     try:
@@ -158,8 +171,8 @@ def _send(
     a queue that is there is used as it is, where a declaration with other arguments would be refused. For
     Redis kombu does the routing, and has to be asked.
     """
-    with confirmed_producer(app) as producer, told_of_outages(producer):
-        if _can_confirm(app):
+    with confirmed_producer(app) as producer:
+        if driver_type(app) == "amqp":
             confirms = (app.conf.broker_transport_options or {}).get(_OPTION, True)
             if queue and (delays or not confirms):
                 producer.channel.queue_declare(queue, passive=True)
@@ -193,30 +206,9 @@ def _leads_to_a_queue(app: Celery, producer: Any, route: Mapping[str, Any]) -> b
 
 def out_of_reach(app: Celery) -> tuple[type[Exception], ...]:
     """Return the errors of publishing while the broker is out of reach."""
-    connection = _connection(app)
+    connection = compat.connections_of(app.producer_pool).connection
     recoverable: tuple[type[Exception], ...] = connection.recoverable_connection_errors
     return (OperationalError, ConnectionError, *recoverable)
-
-
-@contextmanager
-def told_of_outages(producer: Any) -> Iterator[None]:
-    """Raise OperationalError for a channel that an outage has closed, and drop the channel.
-
-    Raises Unroutable, and drops the channel, which has an unread answer or is closed, for a message that no
-    queue takes.
-    """
-    try:
-        yield
-    except AttributeError as error:
-        if error.obj is not None or error.name != "client":
-            raise
-        compat.close(compat.producer_connection(producer))()
-        raise OperationalError("the channel to the broker was closed") from error
-    except Exception as error:
-        if not _tells_of_no_queue(error):
-            raise
-        compat.close(compat.producer_connection(producer))()
-        raise Unroutable(str(error)) from error
 
 
 def _tells_of_no_queue(error: Exception) -> bool:
@@ -231,8 +223,8 @@ def _sent_event(headers: Mapping[str, Any]) -> dict[str, Any]:
     """Return Celery's event `task-sent` of a job, as far as its headers say."""
     same = ("root_id", "parent_id", "retries", "eta", "expires")
     shown = {"args": headers.get("argsrepr"), "kwargs": headers.get("kwargsrepr")}
-    told = {"uuid": headers.get("id"), "name": headers["task"], **shown}
-    return {**told, **{name: headers.get(name) for name in same}}
+    fields = {"uuid": headers.get("id"), "name": headers["task"], **shown}
+    return {**fields, **{name: headers.get(name) for name in same}}
 
 
 def _own_headers(wire: Wire) -> tuple[dict[str, Any], str | None]:
@@ -240,24 +232,14 @@ def _own_headers(wire: Wire) -> tuple[dict[str, Any], str | None]:
     return headers, headers.pop("compression", None)
 
 
-def _route(app: Celery, wire: Wire, options: Mapping[str, Any]) -> dict[str, Any]:
-    chosen = _chosen(options)
-    if {"queue", "exchange", "routing_key"} & set(chosen):
-        return chosen
-    if wire.exchange:
-        return {**_exchange(app, wire), "routing_key": wire.routing_key, **chosen}
-    return {"queue": wire.queue or app.amqp.default_queue.name, **chosen}
-
-
-def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in options.items() if k in _ROUTE}
-
-
-def _exchange(app: Celery, wire: Wire) -> dict[str, Any]:
-    """Return the exchange that a delivery came through, with its type if the queue declares it."""
+def _way_back(app: Celery, wire: Wire) -> dict[str, Any]:
+    """Return the route by which a delivery came, with the type of its exchange if the queue declares it."""
+    if not wire.exchange:
+        return {"queue": wire.queue or app.amqp.default_queue.name}
     queue = app.amqp.queues.get(wire.queue)
     declared = queue is not None and queue.exchange.name == wire.exchange
-    return {"exchange": wire.exchange, "declare": [queue.exchange] if declared else None}
+    exchange = [queue.exchange] if declared else None
+    return {"exchange": wire.exchange, "declare": exchange, "routing_key": wire.routing_key}
 
 
 def _queue_name(wire: Wire, route: Mapping[str, Any]) -> str:
@@ -295,15 +277,6 @@ def _delayed(app: Celery, wire: Wire, route: dict[str, Any], delay: timedelta) -
     return {**rest, "exchange": exchange, "routing_key": compat.calculate_routing_key.find()(seconds, key)}
 
 
-def _hop(app: Celery) -> timedelta:
-    """Return how long a message waits in a worker at most; a message that comes early is sent on again.
-
-    Redis delivers a second time what is not acknowledged within the visibility timeout, and RabbitMQ closes
-    the channel of a consumer that waits for half an hour.
-    """
-    return min(timedelta(seconds=visibility_timeout(app)) / 3, _LONGEST_HOP)
-
-
 def visibility_timeout(app: Celery) -> float:
     """Return after how many seconds Redis delivers an unacknowledged message again."""
     options = app.conf.broker_transport_options or {}
@@ -316,7 +289,7 @@ def _uses_native_delay(app: Celery) -> bool:
         detect_quorum_queues = compat.detect_quorum_queues.find()
     except ImportError:
         return False
-    return bool(detect_quorum_queues(app, _connection(app).transport.driver_type)[0])
+    return bool(detect_quorum_queues(app, driver_type(app))[0])
 
 
 def dead_name(queue: str) -> str:
@@ -388,20 +361,22 @@ def is_buried(engine: Engine, app: Celery, wire: Wire, changes: Mapping[str, Any
 class Outgoing:
     """A message as it came, or as it goes on: with changed headers, and the `options` of a retry.
 
-    `parameters` are the names of what its task takes. Celery's event `task-sent` tells of it where `told`.
+    `parameters` are the names of what its task takes. Where it `is_announced`, Celery's event `task-sent`
+    tells of it.
     """
 
     wire: Wire
     changes: Mapping[str, Any] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     parameters: Iterable[str] = ()
-    told: bool = True
+    is_announced: bool = True
 
     def kept(self) -> dict[str, Any]:
         """Return the message as the store keeps it, with the route that its options ask for."""
         names = {"parameters": [*self.parameters]}
         if self.changes is None:
             return {**to_json(self.wire), **names}
-        route = {name: getattr(value, "name", value) for name, value in _chosen(self.options).items()}
+        asked = {name: value for name, value in self.options.items() if name in _ROUTE}
+        route = {name: getattr(value, "name", value) for name, value in asked.items()}
         headers = {**self.wire.headers, **self.changes, "eta": None}
         return {**to_json(replace(self.wire, headers=headers)), "route": route, **names}

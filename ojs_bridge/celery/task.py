@@ -16,17 +16,15 @@ from celery.exceptions import Retry, TaskPredicate
 from celery.local import Proxy
 from kombu.utils.imports import symbol_by_name
 
-from ..engine.layers import Layers
-from ..engine.retry_on import RetryOnLike
+from ..engine.layers import Layers, RetryOnLike
+from ..errors import ConfigurationError
 from ..messages import HEADER, RETRY_OPTION
 from ..rules.failures import Mapped
 from ..rules.policy import PartialPolicy
 from . import compat
-from .attach import RUNNING, check_signatures, header_for, prepare
-from .canary import Outside
+from .attach import AUTORETRYING, NATIVE, RUNNING, check_signatures, header_for, prepare
 from .holding import Hold
-from .native_options import AUTORETRYING, NATIVE, refuse_native
-from .receiving import Handler, keeping
+from .receiving import Handler, Outside, keeping
 from .run import TaskRun
 from .wire import EAGER_RETRIES, KEY, is_broadcast, known
 from .wish import Wish
@@ -40,6 +38,26 @@ EAGER_SNOOZES = 100
 #: The bridge's own request class, and the attribute of a task that names one.
 _OURS = "ojs_bridge.celery.request:OJSRequest"
 _NAME = "Request"
+
+#: Celery's own retry options, which a task with a policy may not set.
+_REFUSED = (
+    "autoretry_for",
+    "default_retry_delay",
+    "dont_autoretry_for",
+    "max_retries",
+    "retry_backoff",
+    "retry_backoff_max",
+    "retry_jitter",
+    "retry_kwargs",
+    "retry_on_worker_lost",
+)
+#: Options that requeue a job after the policy has ended it, so that it would never end.
+_REQUEUEING = {
+    "reject_on_worker_lost": False,
+    "acks_on_failure_or_timeout": True,
+    "acks_on_failure": True,
+    "acks_on_timeout": True,
+}
 
 # Without it, Celery would take this attribute of a request for a header, and send it along.
 setattr(Context, RUNNING, None)
@@ -65,17 +83,10 @@ class RequestClass:
         vars(task)[_NAME] = given
 
 
-def keep(cls: type) -> None:
-    """Have a request class that a class of bridged tasks names itself composed, too."""
-    given = inspect.getattr_static(cls, _NAME)
-    if not isinstance(given, RequestClass):
-        setattr(cls, _NAME, RequestClass(given))
-
-
 def _inherited(cls: type) -> Any:
     """Return the request class of the user's own base classes."""
-    found = (vars(base).get(_NAME) for base in cls.__mro__ if base.__module__ != NATIVE)
-    return next((given for given in found if given is not None and not isinstance(given, RequestClass)), None)
+    own = (vars(base).get(_NAME) for base in cls.__mro__ if base.__module__ != NATIVE)
+    return next((given for given in own if given is not None and not isinstance(given, RequestClass)), None)
 
 
 @functools.cache
@@ -109,10 +120,13 @@ class Bridged:
     ojs_errors = cast("Mapping[type[BaseException], Mapped] | None", None)
 
     def __init_subclass__(cls, **options: Any) -> None:
-        # The user's hook is not told of the class that `install` makes: it may refuse a second class.
+        # The user's hook does not hear of the class that `install` makes: it may refuse a second class.
         if "ojs_outside" not in vars(cls):
             super().__init_subclass__(**options)
-        keep(cls)
+        given = inspect.getattr_static(cls, _NAME)
+        if not isinstance(given, RequestClass):
+            # A request class that a class of bridged tasks names itself is composed, too.
+            setattr(cls, _NAME, RequestClass(given))
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the task: under the bridge in a worker and in `apply`, plainly in a direct call."""
@@ -149,8 +163,8 @@ class Bridged:
         @functools.cache
         def natively() -> Handler:
             start = compat.start_strategy(super(Bridged, type(self)))
-            found: Handler = start(NativeTask(lambda: self), app, consumer, **options)
-            return found
+            native: Handler = start(NativeTask(lambda: self), app, consumer, **options)
+            return native
 
         if self.ojs_outside is not None:
             handler = self.ojs_outside.apart(handler, natively())
@@ -172,11 +186,11 @@ class Bridged:
 
     @classmethod
     def on_bound(cls: Any, app: Celery) -> None:
-        """Have the app carry policies, and refuse native retry options on this task."""
+        """Let the app carry policies, and refuse native retry options on this task."""
         super().on_bound(app)  # type: ignore[misc]
         prepare(app)
         if cls.name and issubclass(cls, OJSTask):
-            refuse_native(str(cls.name), own_options(cls))
+            refuse_native(str(cls.name), cls)
 
 
 class NativeTask(Proxy):  # type: ignore[misc]
@@ -251,19 +265,35 @@ class CheckedSignature(Signature):  # type: ignore[misc]
         return self
 
 
-def own_options(cls: type[Task]) -> dict[str, Any]:
-    """Return the attributes that a task's classes set, without Celery's and the bridge's."""
+def refuse_native(name: str, cls: type[Task], given: Mapping[str, Any] | None = None) -> None:
+    """Raise ConfigurationError for a task that has Celery's own retry options beside a retry policy.
+
+    The options are those that are given, and the attributes of the task's classes, but for Celery's and the
+    bridge's classes.
+    """
     options: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
-        if base not in (Bridged, ReplacedMethods, OJSTask, object) and base.__module__ != "celery.app.task":
+        if base not in (Bridged, ReplacedMethods, OJSTask, object) and base.__module__ != NATIVE:
             options.update(vars(base))
-    return options
+    options.update(given or {})
+    for option, needed in _REQUEUEING.items():
+        if options.get(option, needed) not in (needed, None):
+            raise ConfigurationError(
+                f"task {name}: {option}={options[option]!r} would requeue what the policy has ended, for ever"
+            )
+    refused = [option for option in _REFUSED if option in options]
+    if refused:
+        raise ConfigurationError(
+            f"task {name}: {', '.join(refused)} would retry beside the ojs policy; put it in the policy, "
+            "where max_attempts = max_retries + 1, initial_interval and max_interval are the backoff, and "
+            "non_retryable_errors names what is not retried"
+        )
 
 
 def run_of(request: Any) -> TaskRun | None:
     """Return the run under the bridge that a request is within; a message may have a header of that name."""
-    found = vars(request).get(RUNNING)
-    return found if isinstance(found, TaskRun) else None
+    run = vars(request).get(RUNNING)
+    return run if isinstance(run, TaskRun) else None
 
 
 def _is_native(task: Any, request: Any) -> bool:
@@ -302,7 +332,7 @@ def _unbegun(task: Any, request: Any, error: Exception) -> Exception:
 def _user_call(cls: Any) -> Any:
     """Return the `__call__` of the user's own base class, or None."""
     for base in cls.__mro__[cls.__mro__.index(Bridged) + 1 :]:
-        if "__call__" in vars(base) and base.__module__ != "celery.app.task":
+        if "__call__" in vars(base) and base.__module__ != NATIVE:
             return vars(base)["__call__"]
     return None
 

@@ -20,7 +20,7 @@ from kombu.entity import Queue, binding
 from kombu.serialization import dumps, loads, registry
 from kombu.utils import json as kombu_json
 
-from ..errors import InvalidState
+from ..errors import InvalidState, Unpublishable
 from ..messages import CREATED, HEADER
 from ..rules.job import Job, count_of, decoded
 from . import compat
@@ -83,7 +83,12 @@ def carried(message: Any, body: Any, headers: Mapping[str, Any] | None, app: Cel
         name = compat.type_to_name(registry).get(content_type, app.conf.task_serializer)
         content_type, encoding, body = _dumps_if_possible(body, name)
     headers = message.headers if headers is None else headers
-    return body, content_type, encoding, headers, _publication(message)
+    if isinstance(message.delivery_tag, str):
+        publication = message.delivery_tag
+    else:
+        # RabbitMQ gives none that stays the same when it delivers a message again.
+        publication = "" if (message.delivery_info or {}).get("redelivered") else uuid.uuid4().hex
+    return body, content_type, encoding, headers, publication
 
 
 def delivered(app: Celery, parts: Carried, properties: Mapping[str, Any], info: Mapping[str, Any]) -> Wire:
@@ -99,13 +104,6 @@ def delivered(app: Celery, parts: Carried, properties: Mapping[str, Any], info: 
         routing_key=info.get("routing_key") or "",
         queue=queue_of(app, info),
     )
-
-
-def _publication(message: Any) -> str:
-    """Return the mark by which two messages of a first run differ; "" where RabbitMQ gives none."""
-    if isinstance(message.delivery_tag, str):
-        return message.delivery_tag
-    return "" if (message.delivery_info or {}).get("redelivered") else uuid.uuid4().hex
 
 
 def queue_of(app: Celery, info: Mapping[str, Any]) -> str:
@@ -258,18 +256,21 @@ def to_json(wire: Wire) -> dict[str, Any]:
 
 
 def from_json(message: Mapping[str, Any]) -> Wire:
-    """Return a message that the store kept."""
-    text: str = message["body"]
-    return Wire(
-        body=base64.b64decode(text) if message["body_encoding"] == "base64" else text.encode("utf-8"),
-        content_type=message["content_type"],
-        content_encoding=message["content_encoding"],
-        headers=_revived(message["headers"]),
-        properties=_revived(message["properties"]),
-        exchange=message["exchange"],
-        routing_key=message["routing_key"],
-        queue=message["queue"],
-    )
+    """Return a message that the store kept; raises Unpublishable for a damaged message."""
+    try:
+        text: str = message["body"]
+        return Wire(
+            body=base64.b64decode(text) if message["body_encoding"] == "base64" else text.encode("utf-8"),
+            content_type=message["content_type"],
+            content_encoding=message["content_encoding"],
+            headers=_revived(message["headers"]),
+            properties=_revived(message["properties"]),
+            exchange=message["exchange"],
+            routing_key=message["routing_key"],
+            queue=message["queue"],
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Unpublishable(f"its message is damaged: {error!r}") from error
 
 
 def _revived(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -296,7 +297,7 @@ def read(
         attempt=1 + retries,
         fence=retries,
         created_at=time_in(app, own.get(CREATED)),
-        expires=expiry(app, own),
+        expires=time_in(app, own.get("expires")),
         chain=chain_of(own),
     )
     return decoded(headers.get(HEADER), bare, request.retries), bare
@@ -310,13 +311,8 @@ def chain_of(headers: Mapping[str, Any]) -> str:
 
 def known(request: Any) -> Job:
     """Return a job as its request alone describes it, for the log; Celery has two kinds of requests."""
-    told = getattr(request, "request_dict", None) or vars(request)
-    return Job(str(request.id), str(told.get("task") or ""), "", 1 + (count_of(told.get("retries")) or 0))
-
-
-def expiry(app: Celery, headers: Mapping[str, Any]) -> datetime | None:
-    """Return when a message expires, or None."""
-    return time_in(app, headers.get("expires"))
+    fields = getattr(request, "request_dict", None) or vars(request)
+    return Job(str(request.id), str(fields.get("task") or ""), "", 1 + (count_of(fields.get("retries")) or 0))
 
 
 def time_in(app: Celery, text: object) -> datetime | None:

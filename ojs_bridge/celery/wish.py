@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from celery import Celery, Task
-from celery.exceptions import MaxRetriesExceededError, Retry
+from celery.exceptions import MaxRetriesExceededError, Retry, TaskPredicate
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.compression import get_encoder
 from kombu.entity import Exchange, Queue
@@ -24,8 +24,7 @@ from ..rules.decision import Decision, RetryAt
 from ..rules.failures import safe_repr
 from ..rules.job import Header, Job
 from ..rules.policy import RetryPolicy
-from .attach import LATER, check_signatures
-from .native_options import attempts, retry_kwargs
+from .attach import LATER, attempts, automatic, autoretry_for, check_signatures
 from .wire import EAGER_RETRIES, Arguments, Wire, arguments_of, with_arguments
 
 logger = logging.getLogger("ojs_bridge")
@@ -113,13 +112,17 @@ class Asked(NamedTuple):
 NOTHING_ASKED = Asked()
 
 
-def automatic(task: Task, raised: BaseException, given: Callable[..., Arguments]) -> Asked:
+def automatically(task: Task, raised: BaseException, given: Callable[..., Arguments]) -> Asked:
     """Return what a task's `retry_kwargs` ask for an error that Celery retries by itself.
 
-    `given` returns the arguments of the run.
+    The limit and the waits in them are in the policy. `given` returns the arguments of the run.
     """
-    options = retry_kwargs(task, raised)
-    if not options:
+    if not isinstance(raised, autoretry_for(task)):
+        return NOTHING_ASKED
+    never = (TaskPredicate, *automatic(task, "dont_autoretry_for", default=()))
+    kept = automatic(task, "retry_kwargs", default=None) or {}
+    options = {name: kept[name] for name in kept if name not in ("max_retries", "countdown", "throw")}
+    if not options or isinstance(raised, never):
         return NOTHING_ASKED
     if options.pop("eta", None):
         say_once(task, "eta", "a time in retry_kwargs would be the same for every job")
@@ -159,7 +162,7 @@ def limited(task: Task, begun: Run, wish: Wish) -> Run:
     limit = wish.max_attempts
     if limit is None:
         return begun
-    if not begun.layers.limit_is_native:
+    if not begun.task.layers.limit_is_native:
         if limit != begun.policy.runs:
             say_once(task, "max_retries", f"its policy has max_attempts={begun.policy.max_attempts}")
         return begun

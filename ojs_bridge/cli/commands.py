@@ -122,7 +122,7 @@ def _flat(function: Callable[..., int | None], more: Sequence[inspect.Parameter]
         except BrokenPipeError:
             raise
         except (BridgeError, ValueError, OSError) as error:
-            raise _failed(*_told(error)) from None
+            raise _failed(*_message_and_code(error)) from None
         if code:
             raise typer.Exit(code)
 
@@ -140,7 +140,7 @@ def _options(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
     return (option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options)
 
 
-def _told(error: Exception) -> tuple[str, int]:
+def _message_and_code(error: Exception) -> tuple[str, int]:
     """Return the words for an error, and its exit code."""
     match error:
         case StoreError():

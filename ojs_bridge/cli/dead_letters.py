@@ -1,10 +1,10 @@
-"""`ojs-bridge dead-letters`: all its commands but `replay` and `groups`."""
+"""`ojs-bridge dead-letters`: all its commands but `replay`."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -17,9 +17,10 @@ from typer import Argument, Option
 
 from ..errors import ConfigurationError, StoreError
 from ..operations.dead_letters import DeadLetters
-from ..operations.letters import Kind, count, loaded_until, read_lines
+from ..operations.groups import ErrorGroup
+from ..operations.letters import count, loaded_until, read_lines
 from ..operations.retention import Retention
-from ..store import Letter
+from ..store import Filter, Letter, Order
 from .commands import (
     ID_HELP,
     All,
@@ -39,18 +40,31 @@ from .commands import (
 )
 from .finding import Place
 from .letters import (
-    Filter,
+    LetterChoice,
     counts,
     details,
     every,
+    letter_count,
     letters_table,
     searched,
     show_letters,
     show_matched,
-    told,
+    time_after,
 )
 from .operations import carry_out
-from .printing import answer, progress_bar, replaced, say, show, show_json
+from .printing import (
+    Listing,
+    answer,
+    brief_time_of,
+    plain,
+    progress_bar,
+    replaced,
+    say,
+    show,
+    show_json,
+    table,
+    time_of,
+)
 
 group = group_of("dead-letters", "Search, replay and delete dead letters.")
 #: Stands for stdin or stdout in place of a file.
@@ -64,14 +78,14 @@ Look: TypeAlias = dict[tuple[str, datetime], Letter]
 @command(group, "list")
 def list_(
     place: Place,
-    chosen: Filter,
+    chosen: LetterChoice,
     limit: Limit = 50,
     cursor: Cursor = None,
     everything: All = False,
     as_json: AsJson = False,
 ) -> None:
     """List dead letters, newest first; if there are more, a cursor to go on with goes to stderr."""
-    read = partial(place.bridge.dead_letters.list, **chosen.kind(place.bridge.engine.now()))
+    read = partial(place.bridge.dead_letters.list, chosen.where(place.bridge.engine.now()))
     pages = listed(read, limit, cursor, everything=everything)
     show_letters((x for page in pages for x in page.letters), place.in_namespace, as_json=as_json)
 
@@ -89,17 +103,23 @@ def show_one(
 
 
 @command(group, "stats")
-def stats(place: Place, chosen: Filter, as_json: AsJson = False) -> None:
+def stats(place: Place, chosen: LetterChoice, as_json: AsJson = False) -> None:
     """Count dead letters by queue, job type and error type; with --app, show the retention, too."""
-    letters, kind = place.bridge.dead_letters, chosen.kind(place.bridge.engine.now())
-    found = letters.stats(**Kind(**{**kind, "text": None}))
+    letters, where = place.bridge.dead_letters, chosen.where(place.bridge.engine.now())
+    numbers = letters.stats(where, text=None)
     if chosen.text:
-        found = replace(count(searched(letters, kind)), retention=found.retention)
+        numbers = replace(count(searched(letters, where)), retention=numbers.retention)
     if not place.has_app:
         # Only the app knows its retention. This bridge was made for the command, and has the default one.
-        found = replace(found, retention={})
-    kept = (f"{name.replace('_', ' ')}: {value}" for name, value in found.retention.items())
-    answer(found.to_ojs(), *counts(found), *kept, as_json=as_json)
+        numbers = replace(numbers, retention={})
+    facts = {
+        name.replace("_", " "): ", ".join(f"{key} {one}" for key, one in fact.items())
+        if isinstance(fact, dict)
+        else fact
+        for name, fact in numbers.retention.items()
+    }
+    kept = (f"{name}: {fact}" for name, fact in facts.items() if fact != "")
+    answer(numbers.to_ojs(), *counts(numbers), *kept, as_json=as_json)
 
 
 @command(group, "delete", changes=True)
@@ -107,33 +127,34 @@ def delete(place: Place, ids: Ids, yes: Yes = False, as_json: AsJson = False) ->
     """Delete dead letters by their ids; asks."""
     letters = place.bridge.dead_letters
     ids = whole(ids, letters.id_of)
-    found = [*found_of(letters.get, ids)]
-    if found:
-        ask(f"Delete {told(len(found))} from {place}?", letters_table(found), yes=yes)
+    chosen = [*found_of(letters.get, ids)]
+    if chosen:
+        ask(f"Delete {letter_count(len(chosen))} from {place}?", letters_table(chosen), yes=yes)
     return each(ids, letters.delete, "deleted", as_json=as_json)
 
 
 @command(group, "purge", changes=True)
 def purge(
     place: Place,
-    chosen: Filter,
+    chosen: LetterChoice,
     everything: Annotated[bool, Option("--all", help="Delete all dead letters.")] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> int | None:
     """Delete all dead letters that the filters choose; asks."""
-    if chosen == Filter() and not everything:
+    if chosen == LetterChoice() and not everything:
         raise ValueError("purge: say which: options such as --queue and --type, or --all")
-    letters, kind = place.bridge.dead_letters, chosen.kind_until(place.bridge.engine.now())
-    matched = count(searched(letters, kind))
+    letters, now = place.bridge.dead_letters, place.bridge.engine.now()
+    where = chosen.where(now).until_now(now)
+    matched = count(searched(letters, where))
     if dry_run:
         show_matched(matched, as_json=as_json)
         return None
     if matched.total:
         keep = f"To keep them first: ojs-bridge dead-letters export {chosen.words()}FILE, from the same store"
-        ask(f"Delete {told(matched.total)} from {place}?", *counts(matched), Text(keep), yes=yes)
-    return carry_out(place, place.bridge.operations.begin("purge", **kind), as_json=as_json)
+        ask(f"Delete {letter_count(matched.total)} from {place}?", *counts(matched), Text(keep), yes=yes)
+    return carry_out(place, place.bridge.operations.begin("purge", where), as_json=as_json)
 
 
 @command(group, "prune", changes=True)
@@ -151,9 +172,9 @@ def prune(
     bridge = place.bridge if own is None else place.bridge_with(own)
     excess = _excess(place, bridge.dead_letters.retention)
     if excess:
-        ask(f"Delete {told(excess)}, the oldest, from {place}?", yes=yes)
+        ask(f"Delete {letter_count(excess)}, the oldest, from {place}?", yes=yes)
     pruned = bridge.dead_letters.prune()
-    answer({"pruned": pruned}, f"{told(pruned)} pruned", as_json=as_json)
+    answer({"pruned": pruned}, f"{letter_count(pruned)} pruned", as_json=as_json)
 
 
 def _limits(place: Place, max_age: str | None, max_count: int | None) -> Retention | None:
@@ -182,7 +203,7 @@ def _excess(place: Place, retention: Retention) -> int:
 @command(group, "export")
 def export(
     place: Place,
-    chosen: Filter,
+    chosen: LetterChoice,
     file: Annotated[str, Argument(metavar="[FILE]", help="The file to write; - is stdout.")] = _PIPE,
     raw: Annotated[bool, Option("--raw", help="Write what the app redacts, too; the audit says so.")] = False,
 ) -> None:
@@ -191,13 +212,14 @@ def export(
     A file has its lines when all are written: an export that fails leaves it as it was. With --app the app's
     redaction applies, unless you say --raw: redacted lines cannot be imported.
     """
-    letters, kind = place.bridge.dead_letters, chosen.kind_until(place.bridge.engine.now())
+    letters, now = place.bridge.dead_letters, place.bridge.engine.now()
+    where = chosen.where(now).until_now(now)
     if place.bridge.engine.context.redactor and not raw:
         say("the app redacts its letters, and these lines cannot be imported: --raw writes them whole")
-    lines = letters.export(raw=raw, **kind)
+    lines = letters.export(where, raw=raw)
     if sys.stderr.isatty() and not (file == _PIPE and sys.stdout.isatty()):
         # To count letters with a text takes as long as to export them.
-        lines = _counted(lines, None if chosen.text else letters.purge(**kind).matched)
+        lines = _counted(lines, None if chosen.text else letters.purge(where).matched)
     with nullcontext(sys.stdout) if file == _PIPE else replaced(file) as written:
         written.writelines(f"{line}\n" for line in lines)
 
@@ -224,7 +246,7 @@ def import_(
     """
     bridge = place.bridge if place.has_app else place.bridge_with(None, new=True)
     lines, done = read_lines(_lines(file)), 0
-    ask(f"Put {told(len(lines))} into {place}?", yes=yes)
+    ask(f"Put {letter_count(len(lines))} into {place}?", yes=yes)
     with progress_bar("importing", len(lines)) as show_progress:
 
         def progress(count: int) -> None:
@@ -237,7 +259,7 @@ def import_(
         except KeyboardInterrupt:
             say(f"the import was stopped: {loaded_until(lines, done)}")
             raise
-    answer({"imported": taken}, f"{told(taken)} imported", as_json=as_json)
+    answer({"imported": taken}, f"{letter_count(taken)} imported", as_json=as_json)
 
 
 def _lines(file: str) -> list[str]:
@@ -253,19 +275,19 @@ def _lines(file: str) -> list[str]:
 @command(group, "watch")
 def watch(
     place: Place,
-    chosen: Filter,
+    chosen: LetterChoice,
     seconds: Annotated[float, Option("--every", min=0.1, help="The seconds between two looks.")] = 2.0,
     as_json: AsJson = False,
 ) -> None:
     """Print each new dead letter as it arrives, until Ctrl-C; with --since, those since then come first.
 
-    A store that cannot be reached meanwhile is told of once, and asked again.
+    A store that cannot be reached meanwhile is reported once, and asked again.
     """
     if chosen.until is not None:
         raise ValueError("watch: --until does not go with letters that are still to come")
     now = place.bridge.engine.now
     try:
-        for letter in _arriving(place, chosen.kind(now()), now, seconds):
+        for letter in _arriving(place, chosen.where(now()), now, seconds):
             if as_json:
                 show_json(letter.to_ojs())
             else:
@@ -275,10 +297,10 @@ def watch(
         return
 
 
-def _arriving(place: Place, kind: Kind, now: Callable[[], datetime], seconds: float) -> Iterator[Letter]:
-    """Yield the letters of a kind, each once, as they arrive; raises StoreError only for the first look."""
-    letters, looked, since, away = place.bridge.dead_letters, now(), kind["since"], False
-    seen = _look(letters, kind, since or looked - _LATE)
+def _arriving(place: Place, where: Filter, now: Callable[[], datetime], seconds: float) -> Iterator[Letter]:
+    """Yield the letters of a filter, each once, as they arrive; raises StoreError only for the first look."""
+    letters, looked, since, away = place.bridge.dead_letters, now(), where.since, False
+    seen = _look(letters, where, since or looked - _LATE)
     say(f"watching {place} for new dead letters, until Ctrl-C")
     if since is not None:
         yield from seen.values()
@@ -286,16 +308,106 @@ def _arriving(place: Place, kind: Kind, now: Callable[[], datetime], seconds: fl
         time.sleep(seconds)
         begun = now()
         try:
-            found = _look(letters, kind, max(looked - _LATE, since or looked - _LATE))
+            newest = _look(letters, where, max(looked - _LATE, since or looked - _LATE))
         except StoreError as error:
             if not away:
                 say(f"{error}; asking again every {seconds:g} s")
             away = True
             continue
-        yield from (letter for key, letter in found.items() if key not in seen)
-        seen, looked, away = found, begun, False
+        yield from (letter for key, letter in newest.items() if key not in seen)
+        seen, looked, away = newest, begun, False
 
 
-def _look(letters: DeadLetters, kind: Kind, since: datetime) -> Look:
-    found = [*every(letters, Kind(**{**kind, "since": since}))]
-    return {(letter.id, letter.discarded_at): letter for letter in reversed(found)}
+def _look(letters: DeadLetters, where: Filter, since: datetime) -> Look:
+    newest = [*every(letters, replace(where, since=since))]
+    return {(letter.id, letter.discarded_at): letter for letter in reversed(newest)}
+
+
+_BARS = " ▁▂▃▄▅▆▇█"
+#: The columns of a sparkline.
+_STEPS = 16
+
+Fingerprint = Annotated[str, Argument(metavar="FINGERPRINT", help="A group, as `groups` shows it.")]
+
+
+@command(group, "groups")
+def groups(
+    *,
+    place: Place,
+    chosen: LetterChoice,
+    order: Annotated[Order, Option(help="The last seen first, or the largest.")] = "last",
+    muted: Annotated[bool, Option("--muted", help="List muted groups, too.")] = False,
+    limit: Annotated[int, Option(help="The most groups to list, 1 to 200.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List dead letters by their faults: the job type, the place in your code, the error and its message.
+
+    Messages that differ in numbers, ids and paths are one group.
+
+    Replay, delete or export a group with the option --group of the other commands. --text is refused: groups
+    are not searched for one.
+    """
+    where = chosen.where(place.bridge.engine.now())
+    page = place.bridge.dead_letters.groups.list(where, order=order, muted=muted, limit=limit, steps=_STEPS)
+    if as_json:
+        for group in page:
+            show_json(group.to_ojs())
+    elif page:
+        show(_table(page))
+    else:
+        show(f"no groups{place.in_namespace}")
+
+
+@command(group, "mute", changes=True)
+def mute(
+    *,
+    place: Place,
+    fingerprint: Fingerprint,
+    lasting: Annotated[str | None, Option("--for", help="For so long, such as P7D or 2h.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Leave a group out of the list, for seven days or so long as you say; its letters stay as they are.
+
+    The mute is lifted when the group grows by more letters than it has now.
+    """
+    until = None if lasting is None else time_after("for", lasting, place.bridge.engine.now())
+    made = place.bridge.dead_letters.groups.mute(fingerprint, until=until)
+    words = f"muted until {time_of(made.until)} UTC, or until more than {made.count} more letters have died"
+    answer(made.to_ojs(), f"{fingerprint}: {words}", as_json=as_json)
+
+
+@command(group, "unmute", changes=True)
+def unmute(*, place: Place, fingerprint: Fingerprint, as_json: AsJson = False) -> None:
+    """Take the mute of a group back."""
+    place.bridge.dead_letters.groups.unmute(fingerprint)
+    answer({"fingerprint": fingerprint, "muted": False}, f"{fingerprint}: unmuted", as_json=as_json)
+
+
+def _table(groups: Sequence[ErrorGroup]) -> Listing:
+    headings = ("group", "letters", "first seen (UTC)", "last seen", "deaths", "types", "queues", "error")
+    brief = ("group", "letters", "last seen", "error")
+    return Listing(table(headings, map(_row, groups)), table(brief, map(_brief_row, groups)))
+
+
+def _row(shown: ErrorGroup) -> tuple[object, ...]:
+    group = shown.group
+    times = (time_of(group.first_at), time_of(group.last_at))
+    touched = (", ".join(group.types), ", ".join(group.queues))
+    return (group.fingerprint, group.count, *times, sparkline(group.deaths), *touched, _error(shown))
+
+
+def _brief_row(shown: ErrorGroup) -> tuple[object, ...]:
+    group = shown.group
+    return (group.fingerprint, group.count, brief_time_of(group.last_at), _error(shown))
+
+
+def _error(shown: ErrorGroup) -> str:
+    muted = f"(muted by {shown.mute.by}) " if shown.mute else ""
+    place = f" ({plain(shown.frame)})" if shown.frame else ""
+    return f"{muted}{plain(shown.group.sample.error_type)}: {plain(shown.pattern)}{place}"
+
+
+def sparkline(counts: Sequence[int]) -> str:
+    """Return counts as bars, the greatest as a whole block."""
+    most = max((*counts, 1))
+    return "".join(_BARS[-(-n * (len(_BARS) - 1) // most)] for n in counts)

@@ -26,7 +26,6 @@ from typer import Option
 from ..bridge import Bridge
 from ..config.settings import layered
 from ..errors import ConfigurationError, InvalidRetryPolicy, StoreError
-from ..operations.letters import needed
 from ..operations.retention import Retention
 from ..store import Store, without_password
 
@@ -78,7 +77,8 @@ class Place:
         """The app's own bridge, or one for the store."""
         if not self.has_app:
             return self.bridge_with(None)
-        bridge = _bridge_of(self._app) if self._app else _bridge_of_celery(CELERY_APP.get())
+        app = app_of(self._app, setting_up=True) if self._app else CELERY_APP.get()
+        bridge = _bridge_of_celery(app) if is_celery(app) else _bridge_of_dramatiq(app, self._app or "")
         self._check(bridge)
         # The app's listeners must get the events of replays and deletions before this process ends.
         atexit.register(bridge.flush)
@@ -108,13 +108,13 @@ class Place:
     @property
     def kept(self) -> Store:
         """The store itself."""
-        return needed(self.bridge.store, "dead letters")
+        return self.bridge.engine.context.store_for("dead letters")
 
     @property
     def in_namespace(self) -> str:
         """The namespace in words, if it was given, because it may be misspelt."""
-        found = layered(namespace=self.namespace)["namespace"]
-        name = self.namespace or ("" if found.in_code else found.value)
+        given = layered(namespace=self.namespace)["namespace"]
+        name = self.namespace or ("" if given.in_code else given.value)
         return f" in the namespace {name!r}" if name else ""
 
     def __str__(self) -> str:
@@ -153,12 +153,6 @@ def _check_file(url: str) -> None:
             raise StoreError(f"store: {url!r}: there is no such file")
 
 
-def _bridge_of(name: str) -> Bridge:
-    """Return the bridge of an app, named as for `app_of`; raises ConfigurationError."""
-    app = app_of(name, setting_up=True)
-    return _bridge_of_celery(app) if is_celery(app) else _bridge_of_dramatiq(app, name)
-
-
 def app_of(name: str, modules: Iterable[str] = (), *, setting_up: bool = False) -> Any:
     """Return the Celery app that `proj`, `proj:app` or `proj.celery` names, or a Dramatiq broker.
 
@@ -173,8 +167,9 @@ def app_of(name: str, modules: Iterable[str] = (), *, setting_up: bool = False) 
         app = _celery_app(name)
         if app is None:
             app = _dramatiq_broker(name, setting_up=setting_up)
-        if app is None:
-            _import_celery_module(name)
+        if app is None and hasattr(sys.modules.get(name), "__path__") and find_spec(f"{name}.celery"):
+            # This raises the error of the package's module `celery`, which Celery swallows.
+            import_module(f"{name}.celery")
     if app is None:
         raise ConfigurationError(f"app: {name!r} holds neither a Celery app nor a Dramatiq broker")
     for module in modules:
@@ -236,16 +231,10 @@ def _celery_app(name: str) -> Any:
     from celery import Celery
     from celery.app.utils import find_app
 
-    found = None
+    app = None
     with suppress(AttributeError, ImportError):
-        found = find_app(name)
-    return found if isinstance(found, Celery) else None
-
-
-def _import_celery_module(name: str) -> None:
-    """Import a package's module `celery`: this raises the error that Celery swallows."""
-    if hasattr(sys.modules.get(name), "__path__") and find_spec(f"{name}.celery"):
-        import_module(f"{name}.celery")
+        app = find_app(name)
+    return app if isinstance(app, Celery) else None
 
 
 def _dramatiq_broker(name: str, *, setting_up: bool) -> Any:
@@ -254,13 +243,13 @@ def _dramatiq_broker(name: str, *, setting_up: bool) -> Any:
     from dramatiq import broker
     from dramatiq.cli import import_object
 
-    _, found = import_object(name)  # type: ignore[no-untyped-call]
-    if found is None:
+    _, named = import_object(name)  # type: ignore[no-untyped-call]
+    if named is None:
         return broker.global_broker
-    if setting_up and isinstance(found, FunctionType):
-        found()
+    if setting_up and isinstance(named, FunctionType):
+        named()
         return broker.get_broker()
-    return found if isinstance(found, broker.Broker) else None
+    return named if isinstance(named, broker.Broker) else None
 
 
 @contextmanager
@@ -273,21 +262,21 @@ def _importing(name: str) -> Iterator[None]:
         why = "; ".join(error.problems) if isinstance(error, InvalidRetryPolicy) else str(error)
         if isinstance(error, SyntaxError):
             why = error.msg  # Its text has the name of the file without its folder.
-        told = f"{type(error).__name__}: {' '.join(why.split())}{_place(error)}"
-        raise ConfigurationError(f"app: {name!r} cannot be imported: {told}") from error
+        reason = f"{type(error).__name__}: {' '.join(why.split())}{_place(error)}"
+        raise ConfigurationError(f"app: {name!r} cannot be imported: {reason}") from error
 
 
 def _place(error: BaseException) -> str:
     """Return the module that could not be imported, or that it called, and the line of the error."""
     if isinstance(error, SyntaxError) and error.filename and Path(error.filename).exists():
         # A module that cannot be parsed has no frame.
-        return _told(_module_of(error.filename), error.filename, error.lineno)
+        return _line_of(_module_of(error.filename), error.filename, error.lineno)
     frames = [frame for frame in traceback.walk_tb(error.__traceback__) if _is_outside(frame[0])]
     own = [frame for frame in frames if _INSTALLED.isdisjoint(Path(frame[0].f_code.co_filename).parts)]
     if not frames:
         return ""
     frame, line = (own or frames)[-1]
-    return _told(frame.f_globals.get("__name__"), frame.f_code.co_filename, line)
+    return _line_of(frame.f_globals.get("__name__"), frame.f_code.co_filename, line)
 
 
 def _is_outside(frame: FrameType) -> bool:
@@ -298,7 +287,7 @@ def _is_outside(frame: FrameType) -> bool:
     return not path.is_relative_to(_PYTHON) or not _INSTALLED.isdisjoint(path.parts)
 
 
-def _told(module: object, file: str, line: int | None) -> str:
+def _line_of(module: object, file: str, line: int | None) -> str:
     here, path = Path.cwd(), Path(file).resolve()
     return f" (module {module}, {path.relative_to(here) if path.is_relative_to(here) else path}:{line or 1})"
 

@@ -15,11 +15,11 @@ from rich.text import Text
 from typer import Option
 
 from ..operations.dead_letters import DeadLetters
-from ..operations.letters import MAX_PAGE, Kind, every_page
-from ..operations.replaying import READ, Bulk
+from ..operations.letters import MAX_PAGE, READ, every_page
+from ..operations.replaying import Bulk
 from ..rules.duration import parse_duration
-from ..rules.policy import attempts_told
-from ..store import Letter, Stats
+from ..rules.policy import attempts_in_words
+from ..store import Filter, Letter, Stats
 from .commands import show_entries
 from .printing import (
     Listing,
@@ -28,7 +28,7 @@ from .printing import (
     brief_time_of,
     brief_type,
     counted,
-    error_told,
+    error_in_words,
     plain,
     progress_bar,
     table,
@@ -42,32 +42,35 @@ WHEN = "A time (ISO 8601; UTC if it has no zone), or how long ago: PT2H or 2h"
 
 
 @dataclass(frozen=True)
-class Filter:
-    """The options that choose dead letters; without any, all of them."""
+class Choice:
+    """The options that choose dead letters or parked retries; without any, all of them."""
 
     queue: Annotated[str | None, Option(help="Only of this queue.")] = None
     type: Annotated[str | None, Option(help="Only of this job type, such as billing.*")] = None
     error_type: Annotated[str | None, Option(help="With a last error of this type, such as a.*")] = None
-    since: Annotated[str | None, Option(help=f"That died at this time or later. {WHEN}.")] = None
-    until: Annotated[str | None, Option(help="That died before this time, written as for --since.")] = None
-    text: Annotated[str | None, Option(help="With this text in the arguments or error messages.")] = None
-    group: Annotated[str | None, Option(help="Only of this group: a fingerprint, as `groups` shows.")] = None
+    text: Annotated[
+        str | None, Option(help="With this text in the arguments or errors, or in a retry's reason.")
+    ] = None
+
+    def where(self, now: datetime) -> Filter:
+        """Return the filter as the library takes it; raises ValueError for a value that is no choice."""
+        fields: Any = asdict(self)
+        times = {name: time_from(name, fields[name], now) for name in ("since", "until") if name in fields}
+        return Filter(**{**fields, **times})
 
     def words(self) -> str:
         """Return the options as they are typed, with a space after each."""
         said = {name.replace("_", "-"): value for name, value in asdict(self).items() if value is not None}
         return "".join(f"--{name} {shlex.quote(value)} " for name, value in said.items())
 
-    def kind(self, now: datetime) -> Kind:
-        """Return the filter as the library takes it; raises ValueError for a time that cannot be read."""
-        since, until = time_from("since", self.since, now), time_from("until", self.until, now)
-        return Kind(**{**asdict(self), "since": since, "until": until})  # type: ignore[typeddict-item]
 
-    def kind_until(self, now: datetime) -> Kind:
-        """Return the filter without letters that die from now on, which the operator has not seen."""
-        kind = self.kind(now)
-        until, end = kind["until"], now + timedelta(milliseconds=1)
-        return Kind(**{**kind, "until": end if until is None else min(until, end)})
+@dataclass(frozen=True)
+class LetterChoice(Choice):
+    """The options that choose dead letters; without any, all of them."""
+
+    since: Annotated[str | None, Option(help=f"That died at this time or later. {WHEN}.")] = None
+    until: Annotated[str | None, Option(help="That died before this time, written as for --since.")] = None
+    group: Annotated[str | None, Option(help="Only of this group: a fingerprint, as `groups` shows.")] = None
 
 
 def time_from(name: str, text: str | None, now: datetime) -> datetime | None:
@@ -98,22 +101,22 @@ def _span(text: str) -> timedelta:
     return timedelta(**{_UNITS[short[2]]: int(short[1])}) if short else parse_duration(text)
 
 
-def every(letters: DeadLetters, kind: Kind) -> Iterator[Letter]:
-    """Yield all dead letters of a kind, newest first."""
-    for page in every_page(lambda cursor: letters.list(limit=MAX_PAGE, cursor=cursor, **kind)):
+def every(letters: DeadLetters, where: Filter) -> Iterator[Letter]:
+    """Yield all dead letters of a filter, newest first."""
+    for page in every_page(lambda cursor: letters.list(where, limit=MAX_PAGE, cursor=cursor)):
         yield from page.letters
 
 
-def searched(letters: DeadLetters, kind: Kind) -> Iterator[Letter]:
-    """Yield all dead letters of a kind, the oldest first; a terminal shows how many have been looked at."""
-    total = letters.stats(**Kind(**{**kind, "text": None})).total
+def searched(letters: DeadLetters, where: Filter) -> Iterator[Letter]:
+    """Yield all dead letters of a filter, the oldest first; a terminal shows how many have been looked at."""
+    total = letters.stats(where, text=None).total
     with progress_bar("counting", total) as progress:
-        for number, (page, _) in enumerate(letters.pages(kind, None), 1):
+        for number, (page, _) in enumerate(letters.pages(where, None), 1):
             progress(min(number * READ, total))
             yield from page
 
 
-def told(number: int) -> str:
+def letter_count(number: int) -> str:
     """Return a number of dead letters in words."""
     return counted(number, "dead letter", "dead letters")
 
@@ -128,13 +131,13 @@ def letters_table(letters: Sequence[Letter]) -> Listing:
 
 
 def _row(letter: Letter) -> tuple[object, ...]:
-    attempts, died = attempts_told(letter.attempt, letter.max_attempts, "/"), time_of(letter.discarded_at)
-    return (letter.id, died, letter.type, letter.queue, attempts, error_told(letter.errors))
+    attempts, died = attempts_in_words(letter.attempt, letter.max_attempts, "/"), time_of(letter.discarded_at)
+    return (letter.id, died, letter.type, letter.queue, attempts, error_in_words(letter.errors))
 
 
 def _brief_row(brief_id: str, letter: Letter) -> tuple[object, ...]:
     died = brief_time_of(letter.discarded_at)
-    return (brief_id, died, brief_type(letter.type), error_told(letter.errors))
+    return (brief_id, died, brief_type(letter.type), error_in_words(letter.errors))
 
 
 def show_letters(letters: Iterable[Letter], where: str = "", *, as_json: bool) -> None:
@@ -146,8 +149,9 @@ def counts(stats: Stats) -> list[Any]:
     """Return the number of dead letters, and tables of their kinds, the most frequent first."""
     span = f", from {time_of(stats.oldest_at)} to {time_of(stats.newest_at)} UTC" if stats.total else ""
     by = {"queue": stats.by_queue, "type": stats.by_type, "error type": stats.by_error_type}
-    most = {name: sorted(found.items(), key=lambda item: -item[1]) for name, found in by.items() if found}
-    return [f"{told(stats.total)}{span}", *(table((name, "letters"), rows) for name, rows in most.items())]
+    most = {name: sorted(each.items(), key=lambda row: -row[1]) for name, each in by.items() if each}
+    tables = [table((name, "letters"), rows) for name, rows in most.items()]
+    return [f"{letter_count(stats.total)}{span}", *tables]
 
 
 def show_matched(stats: Stats, *, as_json: bool) -> None:
@@ -180,7 +184,7 @@ def _facts(letter: Letter) -> Iterator[tuple[str, object]]:
     yield "type", letter.type
     yield "queue", letter.queue
     yield "framework", letter.framework
-    yield "attempts", attempts_told(letter.attempt, letter.max_attempts)
+    yield "attempts", attempts_in_words(letter.attempt, letter.max_attempts)
     yield "cause", letter.cause
     yield "reason", letter.reason
     yield "enqueued", f"{time_of(letter.created_at)} UTC" if letter.created_at else "unknown"

@@ -1,22 +1,46 @@
-"""`ojs-bridge operations`: operations on many letters or parked retries, wherever they run."""
+"""`ojs-bridge operations`, and `dead-letters replay`: of single letters, or an operation on many."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from rich.console import RenderableType
 from typer import Argument, Option
 
+from ..engine.runs import Override
+from ..errors import InvalidRetryPolicy
+from ..operations.dead_letters import DeadLetters
+from ..operations.letters import count
 from ..operations.operation import ON_RETRIES, Operation
-from .commands import INCOMPLETE, OUT_OF_REACH, AsJson, command, group_of
+from ..operations.replaying import check_rate
+from ..rules.policy import check_partial
+from ..store import Letter
+from .commands import (
+    ID_HELP,
+    INCOMPLETE,
+    OUT_OF_REACH,
+    AsJson,
+    DryRun,
+    Yes,
+    ask,
+    command,
+    each,
+    found_of,
+    group_of,
+    json_of,
+    whole,
+)
 from .finding import Place
-from .letters import told
+from .letters import LetterChoice, counts, letter_count, searched, show_letters, show_matched
 from .printing import answer, counted, progress_bar, say, show, show_json, table, time_of
 
 group = group_of("operations", "Operations on many letters or parked retries: list, stop, resume.")
 
 #: The past of each action.
-DONE = {"retry": "replayed", "purge": "deleted", "run": "made due", "cancel": "cancelled"}
+DONE = {"replay": "replayed", "purge": "deleted", "run": "made due", "cancel": "cancelled"}
 
 Id = Annotated[str, Argument(metavar="ID", help="The operation's id.")]
 
@@ -28,13 +52,13 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List the operations of the last 30 days, newest first."""
-    found = place.bridge.operations.list(limit=limit)
+    operations = place.bridge.operations.list(limit=limit)
     if as_json:
-        for operation in found:
+        for operation in operations:
             show_json(_json_of(operation))
         return
     headings = ("id", "action", "began (UTC)", "state", "so far", "of", "jobs")
-    show(table(headings, map(_row, found)) if found else "no operations")
+    show(table(headings, map(_row, operations)) if operations else "no operations")
 
 
 @command(group, "show")
@@ -43,30 +67,30 @@ def show_one(place: Place, operation_id: Id, as_json: AsJson = False) -> None:
 
     Of the jobs that died again, it shows the fifty newest letters.
     """
-    found = place.bridge.operations.get(operation_id)
-    known = {name: value for name, value in _json_of(found).items() if value not in (None, "", [], {})}
-    known["action"] = _action(found)
-    known["jobs"] = str(found.jobs or "")
+    operation = place.bridge.operations.get(operation_id)
+    known = {name: value for name, value in _json_of(operation).items() if value not in (None, "", [], {})}
+    known["action"] = operation.action
+    known["jobs"] = str(operation.jobs or "")
     facts = table(("", ""), ((name, value) for name, value in known.items() if name != "errors"))
     dead, _ = place.bridge.operations.died_again(operation_id)
     rows = [(letter.id, letter.error_type, time_of(letter.discarded_at)) for letter in dead]
     again = [table(("id", "died again of", "at (UTC)"), rows)] if rows else []
-    answer(_json_of(found), facts, *_stayed(found), *again, as_json=as_json)
+    answer(_json_of(operation), facts, *_stayed(operation), *again, as_json=as_json)
 
 
 @command(group, "stop", changes=True)
 def stop(place: Place, operation_id: Id, as_json: AsJson = False) -> None:
     """Ask an operation to stop; the process that carries it out does so within seconds."""
-    found = place.bridge.operations.stop(operation_id)
-    answer(_json_of(found), f"{found.id}: {found.state}, {_progress(found)}", as_json=as_json)
+    operation = place.bridge.operations.stop(operation_id)
+    answer(_json_of(operation), f"{operation.id}: {operation.state}, {_progress(operation)}", as_json=as_json)
 
 
 @command(group, "resume", changes=True)
 def resume(place: Place, operation_id: Id, as_json: AsJson = False) -> int | None:
     """Carry out the rest of an operation that was stopped, interrupted or failed."""
-    found = place.bridge.operations.get(operation_id)
+    operation = place.bridge.operations.get(operation_id)
     # A replay is published by the app; a purge needs only the store.
-    operations = (place.publishing_bridge if found.action == "retry" else place.bridge).operations
+    operations = (place.publishing_bridge if operation.action == "replay" else place.bridge).operations
     return carry_out(place, operations.resume(operation_id), as_json=as_json)
 
 
@@ -76,7 +100,7 @@ def carry_out(place: Place, operation: Operation, *, as_json: bool) -> int | Non
         say(f"operation {operation.id}; Ctrl-C stops it")
     operations = place.bridge.operations
     try:
-        with progress_bar(_action(operation), operation.total) as progress:
+        with progress_bar(operation.action, operation.total) as progress:
             ended = operations.run(operation, progress=lambda now: progress(now.matched))
     except KeyboardInterrupt:
         ended = operations.get(operation.id)
@@ -99,7 +123,7 @@ def _row(operation: Operation) -> tuple[object, ...]:
     began = time_of(operation.began_at)
     return (
         operation.id,
-        _action(operation),
+        operation.action,
         began,
         operation.state,
         operation.succeeded,
@@ -108,18 +132,137 @@ def _row(operation: Operation) -> tuple[object, ...]:
     )
 
 
-def _action(operation: Operation) -> str:
-    """Return the word for an action; the specification's `retry` of a dead letter is a replay to people."""
-    return "replay" if operation.action == "retry" else operation.action
-
-
 def _progress(operation: Operation) -> str:
     stayed = f", {operation.failed:,} stayed" if operation.failed else ""
     number = operation.succeeded
-    what = counted(number, "retry", "retries") if operation.action in ON_RETRIES else told(number)
+    what = counted(number, "retry", "retries") if operation.action in ON_RETRIES else letter_count(number)
     became = f" ({operation.jobs})" if operation.jobs and operation.succeeded else ""
     return f"{what} {DONE[operation.action]}{became}{stayed}"
 
 
 def _stayed(operation: Operation) -> list[RenderableType]:
     return [table(("id", "why it stayed"), operation.errors)] if operation.errors else []
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The options that change single letters; None changes nothing."""
+
+    set_queue: Annotated[str | None, Option(help="Send the job to this queue.")] = None
+    args: Annotated[str | None, Option(metavar="JSON", help="A list, in place of the job's own.")] = None
+    kwargs: Annotated[str | None, Option(metavar="JSON", help="An object, in place of the job's own.")] = None
+    meta: Annotated[
+        str | None, Option(metavar="JSON", help="Headers or options, merged over the job's own.")
+    ] = None
+    policy: Annotated[
+        str | None, Option(metavar="JSON", help="A partial policy, merged over the job's own.")
+    ] = None
+
+    def read(self) -> Override:
+        """Return the changes as the library takes them; raises ValueError and InvalidRetryPolicy."""
+        given = {name: json_of(name, getattr(self, name)) for name in ("args", "kwargs", "meta")}
+        policy = json_of("policy", self.policy)
+        try:
+            check_partial(policy)
+        except InvalidRetryPolicy as error:
+            raise error.under("policy") from None
+        return Override(queue=self.set_queue, retry=policy, **given)
+
+
+def replay(
+    *,
+    place: Place,
+    chosen: LetterChoice,
+    changes: Changes,
+    ids: Annotated[list[str] | None, Argument(metavar="[ID...]", help=f"A job's id, {ID_HELP}")] = None,
+    everything: Annotated[bool, Option("--all", help="Replay all that the filters choose; asks.")] = False,
+    rate: Annotated[float | None, Option(metavar="N", help="With --all: so many a second, at most.")] = None,
+    stop_if_failing: Annotated[
+        str | None,
+        Option(
+            metavar="SHARE", help="With --rate: stop when more of the replayed jobs, such as 50%, die again."
+        ),
+    ] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> int | None:
+    """Send dead letters back to their queues through their app.
+
+    A job keeps its id and its history, and has all its attempts again.
+    """
+    _check(ids, chosen, changes, rate, everything=everything)
+    share = _share(stop_if_failing, rate)
+    bridge = place.bridge if dry_run else place.publishing_bridge
+    letters = bridge.dead_letters
+    ids = whole(ids or (), letters.id_of)
+    if ids and dry_run:
+        return _look_at(letters, ids, place, as_json=as_json)
+    if ids:
+        override = changes.read()
+        return each(ids, lambda i: letters.replay_with(i, override), "replayed", as_json=as_json)
+    now = bridge.engine.now()
+    where = chosen.where(now).until_now(now)
+    stuck = Counter[str]()
+    matched = count(_noting(searched(letters, where), letters, stuck))
+    if dry_run:
+        show_matched(matched, as_json=as_json)
+        return _tell(stuck, place)
+    if matched.total:
+        _tell(stuck, place)
+        ask(f"Replay {letter_count(matched.total)} from {place}?", *counts(matched), yes=yes)
+    begun = bridge.operations.begin("replay", where, rate=rate, stop_if_failing=share)
+    return carry_out(place, begun, as_json=as_json)
+
+
+def _check(
+    ids: list[str] | None, chosen: LetterChoice, changes: Changes, rate: float | None, *, everything: bool
+) -> None:
+    """Raise ValueError for options that do not go together."""
+    if bool(ids) == everything:
+        raise ValueError("replay: say which: ids, or --all with options such as --queue and --type")
+    if ids and (chosen != LetterChoice() or rate is not None):
+        raise ValueError("replay: --rate and the options that say which go with --all, not with ids")
+    if everything and changes != Changes():
+        raise ValueError("replay: changes go with ids, not with --all")
+    check_rate(rate)
+
+
+def _share(text: str | None, rate: float | None) -> float | None:
+    """Return a share such as 50% as a number; raises ValueError."""
+    if text is None:
+        return None
+    if rate is None:
+        raise ValueError("stop-if-failing: it goes with --rate")
+    percent = text.removesuffix("%")
+    if not (percent.isascii() and percent.isdecimal() and int(percent) < 100):  # noqa: PLR2004
+        raise ValueError(f"stop-if-failing: {text!r} must be a share from 0% to 99%")
+    return int(percent) / 100
+
+
+def _look_at(letters: DeadLetters, ids: Sequence[str], place: Place, *, as_json: bool) -> int | None:
+    chosen = {letter.id: letter for letter in found_of(letters.get, ids)}
+    show_letters(chosen.values(), as_json=as_json)
+    wrong = {i: f"there is no dead letter {i!r}" for i in ids if i not in chosen}
+    if place.has_app:
+        wrong |= {i: why for i, letter in chosen.items() if (why := letters.why_not(letter))}
+    for why in wrong.values():
+        say(why)
+    return INCOMPLETE if wrong else None
+
+
+def _noting(matches: Iterable[Letter], letters: DeadLetters, stuck: Counter[str]) -> Iterator[Letter]:
+    for letter in matches:
+        if letters.why_not(letter):
+            stuck[letter.type] += 1
+        yield letter
+
+
+def _tell(stuck: Counter[str], place: Place) -> int | None:
+    """Print the number of letters that this app cannot replay; return the exit code."""
+    if not place.has_app:
+        say("only the app knows which of them it can publish: --app MODULE:APP")
+        return None
+    for type_, number in stuck.most_common():
+        say(f"{letter_count(number)} of type {type_!r} would stay: this app does not know it")
+    return INCOMPLETE if stuck else None

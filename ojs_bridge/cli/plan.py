@@ -22,7 +22,7 @@ from ..engine.layers import NUMBERS
 from ..errors import ConfigurationError
 from ..migration.plan import NOT_KNOWN, NativeRetries, Planned, WaitRange
 from ..rules.duration import spoken
-from ..rules.policy import AnyPartial, RetryPolicy, said_by
+from ..rules.policy import AnyPartial, RetryPolicy, fields_of
 from .commands import INCOMPLETE
 from .finding import app_of, is_celery, load_tasks
 from .printing import counted, page_width, plain, say, show, show_json
@@ -332,22 +332,21 @@ def differences(file: str, planned: Sequence[Planned], *, whole: bool = True) ->
         except ConfigurationError as error:
             yield plain(str(error))
     for one in planned:
-        layers = there.of(one.name)
+        installed = there.of(one.name)
         if one.policy is None:
             continue
-        if layers is None:
+        if installed is None:
             yield f"{plain(one.name)}: the file does not name it"
         else:
-            yield from (f"{plain(one.name)}: {text}" for text in _unlike(layers, one.policy))
-            said = there.retry_on(one.name)
-            if one.retry_on and not (said and said.is_asked):
+            yield from (f"{plain(one.name)}: {text}" for text in _unlike(installed.policies, one.policy))
+            if one.retry_on and not (installed.retry_on and installed.retry_on.is_asked):
                 yield f"{plain(one.name)}: retry_on is not {one.retry_on!r} in the file"
 
 
 def _unlike(layers: Sequence[AnyPartial], planned: AnyPartial) -> Iterator[str]:
     """Yield the fields that differ: the plan's own fields, and the waits of a task that is retried."""
     if not planned:
-        named = {name for layer in layers for name in said_by(layer)} & NUMBERS
+        named = {name for layer in layers for name in fields_of(layer)} & NUMBERS
         yield from (
             f"{name} is set in the file, and the plan leaves it to the task" for name in sorted(named)
         )

@@ -170,7 +170,7 @@ def brief_type(name: str) -> str:
     return name if len(name) <= _READABLE else f"…{name[1 - _READABLE :]}"
 
 
-def error_told(errors: Sequence[Mapping[str, Any]]) -> str:
+def error_in_words(errors: Sequence[Mapping[str, Any]]) -> str:
     """Return the type and the message of the last error; an imported entry may hold anything."""
     if not errors:
         return ""

@@ -1,31 +1,33 @@
-"""The whole program: every group of commands, and `serve`."""
+"""The whole program: every group of commands, `serve`, `health`, `audit` and `mark`."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib import metadata
 from typing import Annotated, Any
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 from ..errors import ConfigurationError
+from ..operations.audit import Record
+from ..operations.health import SECONDS
 from . import __doc__ as about
 from . import (
     dead_letters,
-    fleet,
-    groups,
     operations,
     plan,
     policy,
-    replays,
     retries,
 )
-from .commands import command, group_of
+from .commands import INCOMPLETE, OUT_OF_REACH, AsJson, Cursor, Limit, command, group_of
 from .finding import CELERY_APP, Place
-from .printing import show
+from .letters import WHEN, time_from
+from .printing import answer, say, show, show_json, table, time_of
 
 _GROUPS = (dead_letters, retries, operations, policy)
 _EXIT_CODES = (about or "").partition("\n\n")[2]
@@ -38,14 +40,8 @@ program = group_of(
 program.info.epilog = " ".join(_EXIT_CODES.split())
 for module in _GROUPS:
     program.add_typer(module.group, epilog=program.info.epilog)
-command(dead_letters.group, "replay", changes=True)(replays.replay)
-command(dead_letters.group, "groups")(groups.groups)
-command(dead_letters.group, "mute", changes=True)(groups.mute)
-command(dead_letters.group, "unmute", changes=True)(groups.unmute)
+command(dead_letters.group, "replay", changes=True)(operations.replay)
 command(program, "plan")(plan.plan)
-command(program, "audit")(fleet.audit)
-command(program, "mark")(fleet.mark)
-command(program, "health")(fleet.health)
 
 
 def _show_version(wanted: bool) -> None:
@@ -103,3 +99,96 @@ def run_under_celery(app: Any, group: str, words: Sequence[str]) -> None:
 def _escape_what_no_terminal_can_show() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
+@command(program, "health")
+def health(
+    *,
+    place: Place,
+    timeout: Annotated[float, Option(min=0.1, help="The seconds to wait for answers.")] = SECONDS,
+    as_json: AsJson = False,
+) -> int | None:
+    """Tell whether store and, with --app, broker answer, workers were seen lately, and no retry is overdue.
+
+    Exit codes: 0 all is well; 1 no worker was seen lately, or a retry is overdue; 3 the store or the broker
+    is away.
+    """
+    report = place.bridge.health.check(timeout)
+    rows = ((name, check.status, check.message) for name, check in report.checks.items())
+    answer(report.to_ojs(), table(("", "status", ""), rows), as_json=as_json)
+    return {"away": OUT_OF_REACH, "degraded": INCOMPLETE}.get(report.status)
+
+
+@command(program, "audit")
+def audit(
+    *,
+    place: Place,
+    since: Annotated[str | None, Option(help=f"At this time or later. {WHEN}.")] = None,
+    who: Annotated[
+        str | None, Option(help="Only of this name, or of a pattern such as *@shop.example")
+    ] = None,
+    action: Annotated[str | None, Option(help="Only this action, or a pattern such as retry.*")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    as_json: AsJson = False,
+) -> None:
+    """List who did what in the last 180 days, newest first; if there is more, a cursor goes to stderr."""
+    after = time_from("since", since, place.bridge.engine.now())
+    read = partial(place.bridge.audit.list, since=after, who=who, action=action)
+    page = read(limit=limit, cursor=cursor)
+    if as_json:
+        for record in page.records:
+            show_json(record.to_ojs())
+    elif page.records:
+        headings = ("at (UTC)", "who", "from", "action", "number", "outcome", "on", "reason")
+        show(table(headings, map(_row, page.records)))
+    else:
+        show("no records")
+    if page.next_cursor:
+        say(f"there may be more: --cursor {page.next_cursor}")
+
+
+@command(program, "mark")
+def mark(
+    *,
+    place: Place,
+    text: Annotated[str, Argument(help="The text of the mark, such as v42.")],
+    at: Annotated[str | None, Option(help=f"For another time than now. {WHEN}.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Mark a moment, such as a deploy, on the charts of the page."""
+    when = time_from("at", at, place.bridge.engine.now())
+    made = place.bridge.marks.add(text, at=when)
+    answer(made.to_ojs(), f"{made.text}: marked at {time_of(made.at)} UTC", as_json=as_json)
+
+
+def _row(record: Record) -> tuple[object, ...]:
+    place = f"{record.via} {record.address}".strip()
+    number = "" if record.count is None else record.count
+    outcome = f"{record.outcome}: {record.error}" if record.error else record.outcome
+    return (
+        time_of(record.at),
+        record.who,
+        place,
+        record.action,
+        number,
+        outcome,
+        _subject(record),
+        record.reason,
+    )
+
+
+def _subject(record: Record) -> str:
+    """Return the subject of a record in a few words."""
+    fields = {name: value for name, value in record.subject.items() if name != "id_count"}
+    ids = fields.pop("ids", [])
+    if len(ids) < record.subject.get("id_count", 0):
+        ids = [*ids, "…"]
+    words = [*ids, *(f"{name} {_word(value)}" for name, value in fields.items())]
+    return ", ".join(words)
+
+
+def _word(value: object) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name}={inner}" for name, inner in value.items()) or "all"
+    return value if isinstance(value, str) else json.dumps(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, TypeAlias
 
@@ -11,7 +10,7 @@ from typer import Argument, Option
 
 from ..operations.operation import Action
 from ..operations.parked_retries import Drained
-from ..rules.policy import attempts_told
+from ..rules.policy import attempts_in_words
 from ..store import Parked
 from .commands import (
     ID_HELP,
@@ -32,6 +31,7 @@ from .commands import (
     whole,
 )
 from .finding import Place
+from .letters import Choice
 from .operations import carry_out
 from .printing import (
     Listing,
@@ -39,7 +39,7 @@ from .printing import (
     brief_time_of,
     brief_type,
     counted,
-    error_told,
+    error_in_words,
     progress_bar,
     say,
     show,
@@ -51,16 +51,6 @@ from .printing import (
 group = group_of("retries", "The retries that wait in the store until they are due.")
 
 
-@dataclass(frozen=True)
-class Filter:
-    """The options that choose parked retries; without any, all of them."""
-
-    queue: Annotated[str | None, Option(help="Only of this queue.")] = None
-    type: Annotated[str | None, Option(help="Only of this job type, such as billing.*")] = None
-    error_type: Annotated[str | None, Option(help="With a last error of this type, such as a.*")] = None
-    text: Annotated[str | None, Option(help="With this text in the arguments, errors or reason.")] = None
-
-
 SomeIds: TypeAlias = Annotated[list[str] | None, Argument(metavar="[ID...]", help=f"A job's id, {ID_HELP}")]
 Every: TypeAlias = Annotated[bool, Option("--all", help="All that the filters choose, or all there are.")]
 
@@ -68,14 +58,14 @@ Every: TypeAlias = Annotated[bool, Option("--all", help="All that the filters ch
 @command(group, "list")
 def list_(
     place: Place,
-    chosen: Filter,
+    chosen: Choice,
     limit: Limit = 50,
     cursor: Cursor = None,
     everything: All = False,
     as_json: AsJson = False,
 ) -> None:
     """List parked retries, the next one due first; if there are more, a cursor goes to stderr."""
-    read = partial(place.bridge.retries.list, **asdict(chosen))
+    read = partial(place.bridge.retries.list, chosen.where(place.bridge.engine.now()))
     pages = listed(read, limit, cursor, everything=everything)
     _show((parked for page in pages for parked in page.retries), as_json=as_json)
 
@@ -83,13 +73,13 @@ def list_(
 @command(group, "run", changes=True)
 def run(
     place: Place,
-    chosen: Filter,
+    chosen: Choice,
     ids: SomeIds = None,
     everything: Every = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> int | None:
-    """Have parked retries published now, by the fleet's workers; asks for all that the filters choose."""
+    """Let the fleet's workers publish parked retries now; asks for all that the filters choose."""
     if _by_filter("run", ids, chosen, everything=everything):
         return _do_all(place, "run", chosen, yes=yes, as_json=as_json)
     retries = place.bridge.retries
@@ -99,7 +89,7 @@ def run(
 @command(group, "cancel", changes=True)
 def cancel(
     place: Place,
-    chosen: Filter,
+    chosen: Choice,
     ids: SomeIds = None,
     everything: Every = False,
     yes: Yes = False,
@@ -110,9 +100,9 @@ def cancel(
         return _do_all(place, "cancel", chosen, yes=yes, as_json=as_json)
     retries = place.bridge.retries
     ids = whole(ids or (), retries.id_of)
-    found = [*found_of(retries.get, ids)]
-    if found:
-        ask(f"Cancel {_told(len(found))} in {place}?", _table(found), yes=yes)
+    parked = [*found_of(retries.get, ids)]
+    if parked:
+        ask(f"Cancel {retry_count(len(parked))} in {place}?", _table(parked), yes=yes)
     return each(ids, retries.cancel, "cancelled", as_json=as_json)
 
 
@@ -139,7 +129,7 @@ def drain(
         return None
     number = sum(1 for _ in retries.drainable(tasks or ()))
     if number:
-        ask(f"Publish {_told(number)} of {place} now, as delayed messages?", yes=yes)
+        ask(f"Publish {retry_count(number)} of {place} now, as delayed messages?", yes=yes)
     with progress_bar("draining", number) as progress:
         drained = retries.drain(tasks or (), progress=progress)
     if as_json:
@@ -151,21 +141,21 @@ def drain(
     return INCOMPLETE if drained.failed or drained.held else None
 
 
-def _by_filter(name: str, ids: list[str] | None, chosen: Filter, *, everything: bool) -> bool:
+def _by_filter(name: str, ids: list[str] | None, chosen: Choice, *, everything: bool) -> bool:
     """Return whether the filters choose; raises ValueError for options that do not go together."""
     if bool(ids) == everything:
         raise ValueError(f"{name}: say which: ids, or --all with options such as --queue and --type")
-    if ids and chosen != Filter():
+    if ids and chosen != Choice():
         raise ValueError(f"{name}: the options that say which go with --all, not with ids")
     return everything
 
 
-def _do_all(place: Place, action: Action, chosen: Filter, *, yes: bool, as_json: bool) -> int | None:
-    operations, kind = place.bridge.operations, asdict(chosen)
-    number = operations.count(action, **kind)
+def _do_all(place: Place, action: Action, chosen: Choice, *, yes: bool, as_json: bool) -> int | None:
+    operations, where = place.bridge.operations, chosen.where(place.bridge.engine.now())
+    number = operations.count(action, where)
     if number:
-        ask(f"{action.capitalize()} {_told(number)} in {place}?", yes=yes)
-    return carry_out(place, operations.begin(action, **kind), as_json=as_json)
+        ask(f"{action.capitalize()} {retry_count(number)} in {place}?", yes=yes)
+    return carry_out(place, operations.begin(action, where), as_json=as_json)
 
 
 def _show(retries: Iterable[Parked], *, as_json: bool) -> None:
@@ -181,7 +171,8 @@ def _table(retries: Sequence[Parked]) -> Listing:
 
 
 def _row(parked: Parked) -> tuple[object, ...]:
-    attempts, due = attempts_told(parked.attempts, parked.max_attempts, "/"), time_of(parked.next_retry_at)
+    attempts = attempts_in_words(parked.attempts, parked.max_attempts, "/")
+    due = time_of(parked.next_retry_at)
     return (parked.id, due, parked.type, parked.queue, attempts, parked.reason, _error(parked))
 
 
@@ -191,21 +182,21 @@ def _brief_row(brief_id: str, parked: Parked) -> tuple[object, ...]:
 
 
 def _error(parked: Parked) -> str:
-    return error_told(parked.state.get("errors", ()))
+    return error_in_words(parked.state.get("errors", ()))
 
 
 def _show_drained(drained: Drained) -> None:
-    show(f"{_told(drained.published)} published")
+    show(f"{retry_count(drained.published)} published")
     if drained.failed:
         show(table(("id", "why it stays"), drained.failed.items()))
     if drained.held:
         say(
-            f"staying: {_told(drained.held)} that others publish at this moment, or that "
+            f"staying: {retry_count(drained.held)} that others publish at this moment, or that "
             "workers which still run have parked again; stop those, and drain again in a minute"
         )
     for framework, number in drained.others.items():
-        say(f"staying: {_told(number)} of {framework}; drain with an app of its own, --app MODULE:APP")
+        say(f"staying: {retry_count(number)} of {framework}; drain with an app of its own, --app MODULE:APP")
 
 
-def _told(number: int) -> str:
+def retry_count(number: int) -> str:
     return counted(number, "retry", "retries")

@@ -1,1 +1,1 @@
-"""Settings and policies, and the places in which they are found."""
+"""Settings and policies, and the places that they come from."""

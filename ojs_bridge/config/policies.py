@@ -6,15 +6,15 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from ..engine.retry_on import RetryOn, RetryOnLike
+from ..engine.layers import RetryOn, RetryOnLike
 from ..errors import ConfigurationError, InvalidRetryPolicy
-from ..rules.patterns import check_errors, check_pattern, matches
-from ..rules.policy import AnyPartial, PolicyFields, RetryPolicy, check_partial
+from ..rules.patterns import check_pattern, matches
+from ..rules.policy import AnyPartial, PolicyFields, RetryPolicy, check_errors, check_partial
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -45,6 +45,13 @@ class Entry:
     """An entry of `policies`: a partial policy, and its `retry_on`, if there is one."""
 
     policy: AnyPartial
+    retry_on: RetryOn | None = None
+
+
+class Installed(NamedTuple):
+    """All that an `install` says of a name: partial policies, a later one wins, and the last `retry_on`."""
+
+    policies: Sequence[AnyPartial] = ()
     retry_on: RetryOn | None = None
 
 
@@ -89,15 +96,14 @@ class Policies:
         self._default = [] if default is None else [_checked(default, f"{place}default")]
         self._policies = None if policies is None else dict(self._entries_of(policies))
 
-    def of(self, name: str) -> list[AnyPartial] | None:
-        """Return the partial policies for a name; None if the name stays with its framework."""
-        entries = self._entries(name)
-        return None if entries is None else [entry.policy for entry in entries]
-
-    def retry_on(self, name: str) -> RetryOn | None:
-        """Return the `retry_on` for a name; None if no policy has one."""
-        said = [entry.retry_on for entry in self._entries(name) or () if entry.retry_on]
-        return said[-1] if said else None
+    def of(self, name: str) -> Installed | None:
+        """Return all that the policies say of a name; None if the name stays with its framework."""
+        named = [entry for pattern, entry in (self._policies or {}).items() if matches(name, pattern)]
+        if not named and self._policies is not None:
+            return None
+        entries = [*self._default, *named]
+        last = [entry.retry_on for entry in entries if entry.retry_on][-1:]
+        return Installed([entry.policy for entry in entries], *last)
 
     def _entries_of(self, policies: Mapping[str, AnyPartial]) -> Iterator[tuple[str, Entry]]:
         for pattern, entry in policies.items():
@@ -106,12 +112,6 @@ class Policies:
             except ValueError as error:
                 raise ConfigurationError(str(error)) from None
             yield pattern, _checked(entry, f"{self._place}policies[{pattern!r}]")
-
-    def _entries(self, name: str) -> list[Entry] | None:
-        if self._policies is None:
-            return self._default
-        named = [p for pattern, p in self._policies.items() if matches(name, pattern)]
-        return [*self._default, *named] if named else None
 
     def check(self, names: Iterable[str], what: str) -> None:
         """Raise ConfigurationError for a pattern that matches no name; `what` is a task or an actor.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from ..engine import events
-from ..engine.retry_on import imported
+from ..engine.layers import imported
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..operations.retention import Retention
 from ..rules.duration import read_duration
@@ -49,6 +49,7 @@ class Settings:
     reservation: timedelta
     park_after: timedelta
     fail_open: bool
+    settle_behind: bool
     retention: Retention
 
 
@@ -68,6 +69,7 @@ def settings_of(**given: Any) -> Settings:
         reservation=_length(setting["reservation"]),
         park_after=_length(setting["park_after"]),
         fail_open=_either(setting["fail_open"]),
+        settle_behind=_either(setting["settle_behind"]),
         retention=_retention(setting["retention"]),
     )
 
@@ -78,15 +80,15 @@ def the_retry() -> AnyPartial | None:
 
 
 def the_policies(policies: PoliciesOrFile | None) -> Policies:
-    """Return the policies of an `install`, given or found; raises InvalidRetryPolicy, ConfigurationError."""
-    found = layered(policies=policies)["policies"]
-    match found.value:
+    """Return the policies of an `install`; raises InvalidRetryPolicy, ConfigurationError."""
+    given = layered(policies=policies)["policies"]
+    match given.value:
         case str() | os.PathLike() as path:
-            return load(path, found.place)
+            return load(path, given.place)
         case None | Mapping() as named:
-            return Policies(named, place=found.place.removesuffix("policies"))
+            return Policies(named, place=given.place.removesuffix("policies"))
     raise ConfigurationError(
-        f"{found.place}: {found.value!r} must map names to partial policies, or be a file of them"
+        f"{given.place}: {given.value!r} must map names to partial policies, or be a file of them"
     )
 
 
@@ -102,8 +104,8 @@ def begins_afresh(in_flight: InFlight) -> bool:
     return in_flight == "afresh"
 
 
-def _store(found: Found, namespace: str, reservation: timedelta) -> Store | None:
-    store: Any = found.value
+def _store(given: Given, namespace: str, reservation: timedelta) -> Store | None:
+    store: Any = given.value
     if isinstance(store, str):
         # The longest wait for a store is less than a reservation lasts.
         patience = min(max(reservation.total_seconds() / 3, 2.0), PATIENCE_SECONDS)
@@ -112,83 +114,83 @@ def _store(found: Found, namespace: str, reservation: timedelta) -> Store | None
     if store is None or all(hasattr(store, name) for name in ("bury", "park", "reserve")):
         return cast("Store | None", store)
     shown = without_password(repr(store))
-    raise ConfigurationError(f"{found.place}: {shown} is neither a URL such as sqlite:///ojs.db nor a store")
+    raise ConfigurationError(f"{given.place}: {shown} is neither a URL such as sqlite:///ojs.db nor a store")
 
 
-def _retry(found: Found) -> AnyPartial | None:
-    partial: AnyPartial | None = found.value
+def _retry(given: Given) -> AnyPartial | None:
+    partial: AnyPartial | None = given.value
     try:
         RetryPolicy.merge(partial)
     except InvalidRetryPolicy as error:
-        raise error if found.in_code else error.under(found.place) from None
+        raise error if given.in_code else error.under(given.place) from None
     return partial
 
 
-def _errors(found: Found) -> dict[type[BaseException], Mapped]:
-    errors = found.value
+def _errors(given: Given) -> dict[type[BaseException], Mapped]:
+    errors = given.value
     if not isinstance(errors, Mapping):
-        raise ConfigurationError(f"{found.place}: {errors!r} must map exception classes to error types")
-    if found.in_code:
+        raise ConfigurationError(f"{given.place}: {errors!r} must map exception classes to error types")
+    if given.in_code:
         return dict(errors)
     named: dict[Any, Any] = {
-        imported(found.place, name): tuple(mapped) if isinstance(mapped, list) else mapped
+        imported(given.place, name): tuple(mapped) if isinstance(mapped, list) else mapped
         for name, mapped in errors.items()
     }
     try:
         ErrorMap(named)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{found.place}: {str(error).removeprefix('errors: ')}") from None
+        raise ConfigurationError(f"{given.place}: {str(error).removeprefix('errors: ')}") from None
     return named
 
 
-def _listeners(found: Found) -> tuple[Callable[[events.Event], object], ...]:
-    listeners = found.value
+def _listeners(given: Given) -> tuple[Callable[[events.Event], object], ...]:
+    listeners = given.value
     if callable(listeners) or isinstance(listeners, str) or not isinstance(listeners, Iterable):
-        raise ConfigurationError(f"{found.place}: {listeners!r} must be a list of callables")
-    if not found.in_code:
-        named = [imported(found.place, name) for name in listeners]
+        raise ConfigurationError(f"{given.place}: {listeners!r} must be a list of callables")
+    if not given.in_code:
+        named = [imported(given.place, name) for name in listeners]
         listeners = [one() if isinstance(one, type) else one for one in named]
     listeners = tuple(listeners)
     for listener in listeners:
         if not callable(listener):
-            raise ConfigurationError(f"{found.place}: {listener!r} is not callable")
+            raise ConfigurationError(f"{given.place}: {listener!r} is not callable")
     return listeners
 
 
-def _at_least(found: Found, least: int, unit: str) -> int:
-    value = found.value
+def _at_least(given: Given, least: int, unit: str) -> int:
+    value = given.value
     if type(value) is not int or value < least:
-        raise ConfigurationError(f"{found.place}: {value!r} must be at least {least}{unit}")
+        raise ConfigurationError(f"{given.place}: {value!r} must be at least {least}{unit}")
     return value
 
 
-def _either(found: Found) -> bool:
-    if type(found.value) is not bool:
-        raise ConfigurationError(f"{found.place}: {found.value!r} must be true or false")
-    return found.value
+def _either(given: Given) -> bool:
+    if type(given.value) is not bool:
+        raise ConfigurationError(f"{given.place}: {given.value!r} must be true or false")
+    return given.value
 
 
-def _length(found: Found) -> timedelta:
+def _length(given: Given) -> timedelta:
     """Return a duration greater than zero; raises ConfigurationError."""
     try:
-        length = read_duration(found.value)
+        length = read_duration(given.value)
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"{found.place}: {found.value!r} {error}") from None
+        raise ConfigurationError(f"{given.place}: {given.value!r} {error}") from None
     if not length:
-        raise ConfigurationError(f"{found.place}: {found.value!r} must be greater than zero")
+        raise ConfigurationError(f"{given.place}: {given.value!r} must be greater than zero")
     return length
 
 
-def _retention(found: Found) -> Retention:
-    value = found.value
+def _retention(given: Given) -> Retention:
+    value = given.value
     if value is None or isinstance(value, Retention):
         return value or Retention()
-    if found.in_code:
+    if given.in_code:
         raise ConfigurationError(f"retention: {value!r} is not a Retention")
     try:
         return _retention_of(value)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{found.place}: {str(error).removeprefix('retention: ')}") from None
+        raise ConfigurationError(f"{given.place}: {str(error).removeprefix('retention: ')}") from None
 
 
 def _retention_of(limits: Any) -> Retention:
@@ -204,8 +206,8 @@ def _retention_of(limits: Any) -> Retention:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A setting as it was found; the `place` of a setting in code is its own name."""
+class Given:
+    """A setting as it was given; the `place` of a setting in code is its own name."""
 
     place: str
     said: Any
@@ -230,17 +232,17 @@ class Setting:
     default: Any = None
 
 
-def layered(**given: Any) -> dict[str, Found]:
-    """Return every setting: as given in code, if that is not None; or as found; or its default.
+def layered(**given: Any) -> dict[str, Given]:
+    """Return every setting: as given in code, if that is not None; or by another place; or its default.
 
     Raises ConfigurationError for an unknown key in Django's settings or in the TOML table.
     """
-    defaults = {name: Found(name, setting.default) for name, setting in SETTINGS.items()}
-    said = {name: Found(name, value) for name, value in given.items() if value is not None}
+    defaults = {name: Given(name, setting.default) for name, setting in SETTINGS.items()}
+    said = {name: Given(name, value) for name, value in given.items() if value is not None}
     return {**defaults, **_in_toml(), **_in_environment(), **_in_django(), **said}
 
 
-def _in_django() -> Mapping[str, Found]:
+def _in_django() -> Mapping[str, Given]:
     """Return `OJS_BRIDGE` of Django's settings; Django is not imported if nothing has imported it."""
     conf: Any = sys.modules.get("django.conf")
     if conf is None or not (conf.settings.configured or os.environ.get("DJANGO_SETTINGS_MODULE")):
@@ -249,14 +251,14 @@ def _in_django() -> Mapping[str, Found]:
     return {} if table is None else _table(table, "settings.OJS_BRIDGE")
 
 
-def _in_environment() -> Mapping[str, Found]:
+def _in_environment() -> Mapping[str, Given]:
     settings = {}
     for variable, text in os.environ.items():
         if not variable.startswith(_PREFIX) or not text:
             continue
         name = variable.removeprefix(_PREFIX)
         if name.isupper() and name.lower() in SETTINGS:
-            settings[name.lower()] = Found(variable, text, SETTINGS[name.lower()].read)
+            settings[name.lower()] = Given(variable, text, SETTINGS[name.lower()].read)
         elif name not in _OTHERS:
             _warn_of(variable)
     return settings
@@ -268,7 +270,7 @@ def _warn_of(variable: str) -> None:
     logger.warning("%s is not a variable that ojs-bridge knows: it has no effect", variable)
 
 
-def _in_toml() -> Mapping[str, Found]:
+def _in_toml() -> Mapping[str, Given]:
     """Return the keys of the file that OJS_BRIDGE_CONFIG names, or the table of a pyproject.toml."""
     named = os.environ.get("OJS_BRIDGE_CONFIG")
     path = Path(named or _PYPROJECT)
@@ -308,7 +310,7 @@ def _mentions_us(path: Path) -> bool:
         return False
 
 
-def _table(table: object, place: str) -> dict[str, Found]:
+def _table(table: object, place: str) -> dict[str, Given]:
     """Return the settings of a table; raises ConfigurationError for an unknown key."""
     if not isinstance(table, Mapping):
         shown = without_password(repr(table))
@@ -316,7 +318,7 @@ def _table(table: object, place: str) -> dict[str, Found]:
     for key in table:
         if key not in SETTINGS:
             raise ConfigurationError(f"{place}: {key}: is not a setting; there are {', '.join(SETTINGS)}")
-    return {key: Found(f"{place}: {key}", value) for key, value in table.items() if value is not None}
+    return {key: Given(f"{place}: {key}", value) for key, value in table.items() if value is not None}
 
 
 def _text(_place: str, text: str) -> str:
@@ -357,6 +359,7 @@ SETTINGS = {
     "reservation": Setting(_text, "PT1M"),
     "park_after": Setting(_text, "PT1M"),
     "fail_open": Setting(_boolean, default=False),
+    "settle_behind": Setting(_boolean, default=False),
     "retention": Setting(_json),
     "reliable_fetch": Setting(_boolean, default=True),
 }

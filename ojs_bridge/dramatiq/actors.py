@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 from dramatiq import Actor, Message
 from dramatiq.middleware.middleware import MiddlewareError
+from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF, DEFAULT_MIN_BACKOFF
 
 from ..bridge import Bridge
-from ..config.policies import PoliciesOrFile
+from ..config.policies import Installed, PoliciesOrFile
 from ..config.settings import InFlight, begins_afresh, the_policies
 from ..engine.canary import Canary, Percentages
-from ..engine.layers import INTERVALS, WAITS, Layers, in_ojs
-from ..engine.retry_on import RetryOn
-from ..engine.runs import TaskPolicy
+from ..engine.layers import INTERVALS, WAITS, Layers, NativeJitter, RetryOn, TaskPolicy, in_ojs
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
 from ..messages import RETRY_OPTION
+from ..rules.backoff import Rng
+from ..rules.duration import format_duration
 from ..rules.job import Job
-from .native_options import INTERVAL_OPTIONS, NATIVE_FIELDS, NO_RETRIES, OF_RETRIES, ONCE, options_as_policy
-from .translate import WORKER_ERRORS, InvalidOptions, bare_job, job_of, names_exceptions
+from ..rules.policy import LARGEST
+from .translate import (
+    WORKER_ERRORS,
+    InvalidOptions,
+    bare_job,
+    job_of,
+)
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -29,6 +36,23 @@ logger = logging.getLogger("ojs_bridge")
 RETRY_ON_OPTION = "ojs_retry_on"
 #: The actor option that carries an error map.
 ERRORS_OPTION = "ojs_errors"
+
+#: The settings of a broker that has no `Retries`, and what Dramatiq then does with each of its actors.
+NO_RETRIES: Mapping[str, Any] = {"max_retries": 0}
+ONCE: Mapping[str, Any] = {"max_attempts": 1}
+
+#: The mean of the factor by which Dramatiq's jitter stretches a wait.
+_MEAN = 1.5
+
+#: The native options that a message may bring, and the field of a policy that each of them sets.
+NATIVE_FIELDS = (
+    ("max_retries", "max_attempts"),
+    ("min_backoff", "initial_interval"),
+    ("max_backoff", "max_interval"),
+)
+INTERVAL_OPTIONS = frozenset(("min_backoff", "max_backoff"))
+#: The options that `Retries` alone reads.
+OF_RETRIES = INTERVAL_OPTIONS | {"max_retries", "on_retry_exhausted", "retry_when"}
 
 
 class BootError(MiddlewareError, ConfigurationError):
@@ -67,12 +91,39 @@ class Actors:
 
     def declare(self, actor: Actor[..., Any]) -> None:
         """Resolve an actor's policy; raises InvalidRetryPolicy and ConfigurationError."""
-        self.tasks[actor.actor_name] = self._resolve(actor)
-        options = {**(self.stock or {}), **actor.options}
-        self._backoffs[actor.actor_name] = {key: options[key] for key in INTERVAL_OPTIONS & options.keys()}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.tasks
+        name, options = actor.actor_name, actor.options
+        if not names_exceptions(options.get("throws")):
+            raise BootError(f"actor {name}: throws must be exception classes")
+        own, said = options.get(RETRY_OPTION), options.get(RETRY_ON_OPTION)
+        if own is None and said is None and not self._canary.covers_all(name):
+            self._partly.add(name)
+        waits = {**(self.stock or {}), **options}
+        self._backoffs[name] = {key: waits[key] for key in INTERVAL_OPTIONS & waits.keys()}
+        installed = self._policies.of(name)
+        if installed is None and own is None and said is None:
+            self.tasks[name] = None
+            return
+        native = Layers(options=options_as_policy(options)) if own is not None else self._native(options)
+        policies, retry_on = installed or Installed()
+        try:
+            if said is not None:
+                retry_on = RetryOn(said, f"actor {name}: {RETRY_ON_OPTION}")
+            layers = replace(native, install=policies, task=own, retry_on=retry_on or native.retry_on)
+            task = self._bridge.engine.task(
+                layers, errors=options.get(ERRORS_OPTION), reserved=WORKER_ERRORS, afresh=self._afresh
+            )
+        except InvalidRetryPolicy as error:
+            raise InvalidOptions(error.under(f"actor {name}").problems) from None
+        except ConfigurationError as error:
+            raise BootError(f"actor {name}: {error}") from None
+        if self.stock and self.stock.get("retry_when") is not None and task.layers.limit_is_native:
+            options.setdefault("retry_when", self.stock["retry_when"])
+        if layers.framework is ONCE and (unread := sorted(OF_RETRIES & options.keys())):
+            logger.warning(
+                "actor %s: %s is not read, as before, because its broker has no Retries",
+                *(name, ", ".join(unread)),
+            )
+        self.tasks[name] = task
 
     def task_of(self, message: Message[Any]) -> TaskPolicy | None:
         """Return the policy of a message's job; None if Dramatiq itself retries it."""
@@ -83,25 +134,21 @@ class Actors:
         return task if self._canary.covers(name, message.message_id) or _wishes(message) else None
 
     def of_message(self, task: TaskPolicy, message: Message[Any]) -> TaskPolicy:
-        """Return an actor's policy with the native options of a message; raises InvalidRetryPolicy."""
-        native = self.native_of(task, message)
-        return task.of_message(native) if native else task
-
-    def native_of(self, task: TaskPolicy, message: Message[Any]) -> dict[str, Any]:
-        """Return what the native options of a message say; never raises.
+        """Return an actor's policy with the native options of a message; raises InvalidRetryPolicy.
 
         The shortest and the longest wait go together: one that the message does not bring is its actor's. The
         log says once of each option that it meets a policy.
         """
         options, layers = message.options, task.layers
-        if layers.framework is ONCE and layers.limit_is_native:
-            return {}
+        if OF_RETRIES.isdisjoint(options) or (layers.framework is ONCE and layers.limit_is_native):
+            return task
         if not INTERVAL_OPTIONS.isdisjoint(options):
             options = {**self._backoffs.get(message.actor_name, {}), **options}
         native = options_as_policy(options)
-        if native:
-            self._say_meetings(task, message, in_ojs(native) if any(map(layers.owner, WAITS)) else native)
-        return native
+        if not native:
+            return task
+        self._say_meetings(task, message, in_ojs(native) if any(map(layers.owner, WAITS)) else native)
+        return task.of_message(native)
 
     def _say_meetings(self, task: TaskPolicy, message: Message[Any], native: Mapping[str, Any]) -> None:
         for option, field in NATIVE_FIELDS:
@@ -161,46 +208,73 @@ class Actors:
         said = {name: framework[name] for name in options_as_policy(options)}
         return Layers({**framework, "on_exhaustion": "dead_letter"}, options=said)
 
-    def _resolve(self, actor: Actor[..., Any]) -> TaskPolicy | None:
-        name, options = actor.actor_name, actor.options
-        if not names_exceptions(options.get("throws")):
-            raise BootError(f"actor {name}: throws must be exception classes")
-        own = options.get(RETRY_OPTION)
-        is_asked = own is not None or options.get(RETRY_ON_OPTION) is not None
-        if not (is_asked or self._canary.covers_all(name)):
-            self._partly.add(name)
-        moved = self._policies.of(name)
-        if moved is None and not is_asked:
-            return None
-        native = Layers(options=options_as_policy(options)) if own is not None else self._native(options)
-        try:
-            retry_on = _said(name, options) or self._policies.retry_on(name) or native.retry_on
-            layers = replace(native, install=moved or (), task=own, retry_on=retry_on)
-            task = self._bridge.engine.task(
-                layers, errors=options.get(ERRORS_OPTION), reserved=WORKER_ERRORS, afresh=self._afresh
-            )
-            if self.stock and self.stock.get("retry_when") is not None and task.layers.limit_is_native:
-                options.setdefault("retry_when", self.stock["retry_when"])
-            if layers.framework is ONCE and (unread := sorted(OF_RETRIES & options.keys())):
-                logger.warning(
-                    "actor %s: %s is not read, as before, because its broker has no Retries",
-                    *(name, ", ".join(unread)),
-                )
-            return task
-        except InvalidRetryPolicy as error:
-            raise InvalidOptions(error.under(f"actor {name}").problems) from None
-        except ConfigurationError as error:
-            raise BootError(f"actor {name}: {error}") from None
-
-
-def _said(name: str, options: Mapping[str, Any]) -> RetryOn | None:
-    said = options.get(RETRY_ON_OPTION)
-    return None if said is None else RetryOn(said, f"actor {name}: {RETRY_ON_OPTION}")
-
 
 def _wishes(message: Message[Any]) -> bool:
     """Return whether a job has a policy of its own, or an unreadable header, which may hold a policy."""
     if message.options.get(RETRY_OPTION) is not None:
         return True
-    found = job_of(message, Job(message.message_id, message.actor_name, message.queue_name))
-    return isinstance(found, InvalidState) or bool(found.retry)
+    job = job_of(message, Job(message.message_id, message.actor_name, message.queue_name))
+    return isinstance(job, InvalidState) or bool(job.retry)
+
+
+def names_exceptions(throws: Any) -> bool:
+    """Return whether a `throws` option can be matched; with any other value Dramatiq loses a thread."""
+    classes = throws if isinstance(throws, tuple) else (throws,)
+    return not throws or all(isinstance(cls, type) for cls in classes)
+
+
+def options_as_policy(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the native options of an actor or a message as a partial policy; never raises.
+
+    `max_retries` counts retries, and `max_attempts` runs. `retry_when` takes the place of `max_retries`. The
+    jitter is Dramatiq's own: it draws a wait between once and twice `min_backoff`, where the specification
+    draws between half and one and a half times `initial_interval`. A value that is no number stays as it is:
+    the policy's validation names it.
+    """
+    partial: dict[str, Any] = {}
+    if options.get("retry_when") is not None:
+        partial["max_attempts"] = LARGEST
+    elif "max_retries" in options:
+        partial["max_attempts"] = _attempts(options["max_retries"])
+    if options.get("min_backoff") is not None or options.get("max_backoff") is not None:
+        partial.update(_intervals(options.get("min_backoff"), options.get("max_backoff")))
+    return partial
+
+
+def _attempts(retries: Any) -> Any:
+    if retries is None:
+        return LARGEST
+    return max(retries, 0) + 1 if type(retries) is int else retries
+
+
+def _intervals(first: Any, longest: Any) -> dict[str, Any]:
+    bad = {
+        name: value
+        for name, value in (("initial_interval", first), ("max_interval", longest))
+        if value is not None and not (type(value) in (int, float) and value >= 0)
+    }
+    if bad:
+        return bad
+    cap = DEFAULT_MAX_BACKOFF if longest is None else min(max(longest, 1), DEFAULT_MAX_BACKOFF)
+    if first == 0:
+        cap = 1  # Dramatiq doubles a wait of zero, and it stays zero.
+    # The cap comes first: JSON has integers that no float can hold.
+    least = min(DEFAULT_MIN_BACKOFF if first is None else first, cap)
+    start, mean = (min(max(each, 1), cap) for each in (least, _MEAN * least))
+    jitter = NativeJitter(_Jitter(cap / 1000), _duration(mean), said=None)
+    return {"initial_interval": _duration(start), "max_interval": _duration(cap), "jitter": jitter}
+
+
+@dataclass(frozen=True, slots=True)
+class _Jitter:
+    """Draws as Dramatiq does: from once to twice a wait, and between half the cap and the cap beyond it."""
+
+    cap: float
+
+    def __call__(self, _n: int, seconds: float, rng: Rng) -> float:
+        drawn = seconds * (1 + rng.random())
+        return drawn if drawn <= self.cap else self.cap * (1 + rng.random()) / 2
+
+
+def _duration(milliseconds: float) -> str:
+    return format_duration(timedelta(milliseconds=milliseconds))

@@ -1,4 +1,4 @@
-"""The broker of a fleet: its kind, the errors of its outages, and the settings that weaken a promise."""
+"""The broker of a fleet: its kind, its outages, what weakens a promise, and what RabbitMQ alone needs."""
 
 from __future__ import annotations
 
@@ -8,21 +8,28 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
+import dramatiq
 from dramatiq import Message
-from dramatiq.broker import Broker
+from dramatiq.broker import Broker, MessageProxy
+from dramatiq.common import dq_name, xq_name
 from dramatiq.errors import ConnectionClosed, ConnectionFailed
 
 from ..bridge import Bridge
-from ..engine.ports import Backlog
+from ..engine.private_names import numbers_of
+from ..engine.runs import Backlog
 from ..rules.job import Job
+from . import compat
 from .compat import ids_of, messages_of, parameters
-from .translate import bare_job, job_of
+from .translate import bare_job, encodable, job_of
 
 logger = logging.getLogger("ojs_bridge")
 
 #: How long RabbitMQ waits for an acknowledgement, unless its `consumer_timeout` says otherwise.
 PATIENCE = timedelta(minutes=30)
-_NOT_FOUND = 404
+#: RabbitMQ's answers: there is no such queue; a declaration is not allowed, or its arguments are not.
+_NOT_FOUND, _REFUSALS = 404, (403, 405, 406, 540)
+#: Whether Dramatiq publishes to RabbitMQ with the `mandatory` flag.
+_MISSES_QUEUES = numbers_of(dramatiq.__version__) >= (2, 2)
 
 
 def is_redis(broker: Broker) -> bool:
@@ -84,10 +91,15 @@ def _depth(connection: Any, queue: str) -> int:
 
 def outages() -> tuple[type[Exception], ...]:
     """Return the errors of a broker that cannot be reached, or takes no more."""
-    return (ConnectionClosed, ConnectionFailed, OSError, *redis_outages(), *_rabbitmq_outages())
+    errors = (ConnectionClosed, ConnectionFailed, OSError, *redis_outages())
+    if "dramatiq.brokers.rabbitmq" not in sys.modules:
+        return errors
+    from pika.exceptions import AMQPError
+
+    return (*errors, AMQPError)
 
 
-def told(error: Exception) -> str:
+def error_in_words(error: Exception) -> str:
     """Return the class and the text of an error, which the newest redis-py leaves out of its `repr`."""
     return f"{type(error).__name__}: {error}"
 
@@ -99,14 +111,6 @@ def redis_outages() -> tuple[type[Exception], ...]:
     from redis import exceptions as e
 
     return (e.ConnectionError, e.TimeoutError, e.OutOfMemoryError, e.ReadOnlyError)
-
-
-def _rabbitmq_outages() -> tuple[type[Exception], ...]:
-    if "dramatiq.brokers.rabbitmq" not in sys.modules:
-        return ()
-    from pika.exceptions import AMQPError
-
-    return (AMQPError,)
 
 
 def say_caveats(broker: Broker, bridge: Bridge) -> None:
@@ -142,10 +146,100 @@ def _redis_caveats(broker: Any) -> Iterator[str]:
 
 def _settings_of(broker: Any) -> dict[str, str]:
     """Return the server's settings; none if CONFIG is not allowed, or the server does not answer."""
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for name in ("maxmemory", "maxmemory-policy", "appendonly", "save"):
         try:
-            found |= broker.client.config_get(name)
+            settings |= broker.client.config_get(name)
         except Exception:  # noqa: BLE001 - a caveat that cannot be found out stops no worker
             return {}
-    return found
+    return settings
+
+
+def confirm(broker: Any) -> None:
+    """Make RabbitMQ confirm what this thread publishes: else a lost message looks like one that was sent."""
+    if is_rabbitmq(broker) and not compat.confirm_delivery(broker):
+        compat.confirm_delivery.set(broker, value=True)
+        # The next channel confirms.
+        compat.channel.delete(broker)
+
+
+def have_queue(broker: Any, queue_name: str) -> None:
+    """Make the next publication declare a queue that is gone: before 2.2 Dramatiq does not notice that."""
+    if _MISSES_QUEUES or not is_rabbitmq(broker):
+        return
+    from pika.exceptions import AMQPError
+
+    try:
+        for name in (queue_name, dq_name(queue_name)):
+            compat.channel(broker).queue_declare(name, passive=True)
+    except AMQPError:
+        compat.connection.delete(broker)
+        compat.queues_pending(broker).add(queue_name)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Return whether RabbitMQ has refused to declare a queue, which is no outage."""
+    cause = error.args[0] if isinstance(error, ConnectionClosed) and error.args else error
+    return getattr(cause, "reply_code", None) in _REFUSALS
+
+
+def use_dead_queues_as_they_are(broker: Any) -> None:
+    """Make a broker declare only the dead queues that are missing; others may have other arguments."""
+    if not (is_rabbitmq(broker) and hasattr(broker, compat.declare_dead_queue.name)):
+        return
+    from pika.exceptions import ChannelClosedByBroker
+
+    declare = compat.declare_dead_queue(broker)
+
+    def declare_missing(queue_name: str) -> Any:
+        try:
+            return compat.channel(broker).queue_declare(xq_name(queue_name), passive=True)
+        except ChannelClosedByBroker as error:
+            if error.reply_code != _NOT_FOUND:
+                raise
+            compat.channel.delete(broker)
+            return declare(queue_name)
+
+    compat.declare_dead_queue.set(broker, declare_missing)
+
+
+def give_back(inner: Any, message: MessageProxy) -> None:
+    """Give a message back on the channel that delivered it, unless that was done."""
+    tag, known = compat.tag(message), compat.known_tags(inner)
+    if tag in known:
+        known.discard(tag)
+        channel = compat.consumer_channel(inner)
+        compat.consumer_connection(inner).add_callback_threadsafe(
+            lambda: channel.basic_nack(tag, requeue=True)
+        )
+
+
+def published_dead(broker: Any, message: MessageProxy) -> bool:
+    """Publish a message with its final state to its dead queue; return whether that worked.
+
+    Raises ConnectionClosed if there is no dead queue, and none can be declared: the message stays.
+    """
+    for last in (False, True):
+        try:
+            _publish_dead(broker, message, declares=last)
+        except Exception as error:
+            # RabbitMQ closes a connection that idled for a while; the next try has a new connection.
+            compat.connection.delete(broker)
+            if last and is_refusal(error):
+                raise ConnectionClosed(error) from error
+            if last:
+                logger.exception("job %s: its dead letter lacks its final state", bare_job(message))
+        else:
+            return True
+    return False
+
+
+def _publish_dead(broker: Any, message: MessageProxy, *, declares: bool) -> None:
+    import pika
+
+    confirm(broker)
+    if declares and hasattr(broker, compat.declare_dead_queue.name):
+        compat.declare_dead_queue(broker)(message.queue_name)
+    queue = xq_name(message.queue_name)
+    properties = pika.BasicProperties(delivery_mode=2)
+    compat.channel(broker).basic_publish("", queue, encodable(message).encode(), properties, mandatory=True)

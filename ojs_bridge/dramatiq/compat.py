@@ -86,6 +86,9 @@ queued_message_ids = _redis(
     "queued_message_ids", _POLL, "fetch another message in the place of one that has left"
 )
 redis_prefetch = _redis("prefetch", _POLL, "leave new messages to other workers at a shutdown")
+outstanding = minor(
+    "outstanding_message_count", _POLL, "fetch messages as soon as there is room for them", only=REDIS
+)
 redis_timeout = minor("timeout", _POLL, "wait for messages in a way that a new one can end", only=REDIS)
 misses = minor("misses", _POLL, "wait as long as a consumer that has found nothing", only=REDIS)
 
@@ -170,9 +173,9 @@ def dead_of(broker: Any, queue_name: str) -> str:
     return ids_of(broker, xq_name(queue_name))
 
 
-def acks_of(broker: Any, queue_name: str) -> str:
-    """Return the key of the ids that this worker has fetched from a queue and not acknowledged."""
-    return f"{namespace(broker)}{acks.name}{worker_id(broker)}.{queue_name}"
+def acks_of(broker: Any, queue_name: str, worker: str | None = None) -> str:
+    """Return the key of the ids that a worker, or this one, has fetched from a queue and not acknowledged."""
+    return f"{namespace(broker)}{acks.name}{worker or worker_id(broker)}.{queue_name}"
 
 
 def heartbeats_of(broker: Any) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
+from uuid import uuid4
 
 from dramatiq.broker import Broker, Consumer, MessageProxy
 from dramatiq.common import dq_name
@@ -14,16 +15,16 @@ from dramatiq.errors import ConnectionClosed
 
 from ..errors import StoreError
 from . import compat
-from .acknowledging import Ack, Ending
-from .brokers import is_rabbitmq, is_redis, redis_outages, told
-from .delivery import NATIVE, Delivery, Exit, delivery_of
-from .on_rabbitmq import confirm, give_back, published_dead
-from .on_redis import Hands, enrich, forget, replace_on
+from .brokers import confirm, error_in_words, give_back, is_rabbitmq, is_redis, published_dead, redis_outages
+from .delivery import ENDING, NATIVE, Delivery, Exit, delivery_of
+from .on_redis import Acknowledgements, Hands, enrich, forget, replace_on
 from .receiving import Wakes, readable, sound, taking
 from .translate import bare_job, encodable
 
 logger = logging.getLogger("ojs_bridge")
 
+#: Acknowledges a message on its broker.
+Ack: TypeAlias = Callable[[MessageProxy], None]
 #: How many seconds a job waits before it is given back, so that a lasting error does not spin.
 HOLD_SECONDS = 1.0
 
@@ -31,7 +32,15 @@ HOLD_SECONDS = 1.0
 class SettlingConsumer(Consumer):
     """Settles a message as the bridge has marked it, and an unmarked message as Dramatiq does."""
 
-    def __init__(self, inner: Consumer, broker: Broker, queue_name: str, hands: Hands, wakes: Wakes) -> None:
+    def __init__(
+        self,
+        inner: Consumer,
+        broker: Broker,
+        queue_name: str,
+        hands: Hands,
+        wakes: Wakes,
+        acks: Acknowledgements | None,
+    ) -> None:
         self._inner = inner
         self._broker = broker
         self._hands = hands
@@ -39,29 +48,32 @@ class SettlingConsumer(Consumer):
         self._take = sound(broker, inner, queue_name, taking(broker, inner, queue_name, wakes, hands))
         self._is_delayed = queue_name == dq_name(queue_name)
         self._takes = is_redis(broker)
+        self._wake = wakes.of(queue_name)
         self._is_tagged = is_rabbitmq(broker)
         if not self._is_tagged:
-            self.__dict__["ack"] = self._straight(inner.ack)
+            self.__dict__["ack"] = self._straight(inner.ack, acks)
 
     def ack(self, message: MessageProxy) -> None:
         """Acknowledge, or settle as marked."""
         self._settle(message, self._inner.ack)
 
-    def _straight(self, acknowledge: Ack) -> Ack:
+    def _straight(self, acknowledge: Ack, acks: Acknowledgements | None) -> Ack:
         """Return an `ack` that only looks at the mark of a message: every job comes by here."""
-        settle, takes, put = self._settle, self._takes, self._hands.put
+        settle, acknowledged = self._settle, self._acknowledged
 
         def ack(message: MessageProxy) -> None:
             delivery: Delivery | None = message.ojs_delivery
             if delivery is not None and delivery.exit is not NATIVE:
-                settle(message, acknowledge)
+                if acks is None or delivery.exit is not ENDING:
+                    settle(message, acknowledge)
+                    return
+            elif acks is None:
+                acknowledge(message)
                 return
             try:
-                acknowledge(message)
+                acks.send(message, acknowledged)
             except redis_outages() as error:
                 raise ConnectionClosed(error) from None
-            if takes:
-                put(message)
 
         return ack
 
@@ -86,14 +98,33 @@ class SettlingConsumer(Consumer):
             # After any other error Dramatiq leaves the message where no worker takes it.
             raise ConnectionClosed(error) from None
         if self._takes and not delivery.is_given_back:
+            self._put(message)
+
+    def _acknowledged(self, gone: list[MessageProxy], others: list[MessageProxy]) -> None:
+        for message in (*gone, *others):
             self._hands.put(message)
+            forget(self._inner, message)
+        for message in gone:
+            if ending := delivery_of(message).ending:
+                ending.acknowledged()
+        self._wake.freed(self._inner)
+
+    def _put(self, message: MessageProxy) -> None:
+        self._hands.put(message)
+        self._wake.freed(self._inner)
 
     def _carry_out(self, delivery: Delivery, message: MessageProxy, otherwise: Ack) -> None:
         match delivery.exit:
             case Exit.ENDING if delivery.ending:
-                self._end(delivery.ending, message, otherwise)
+                delivery.ending.settle()
+                otherwise(message)
+            case Exit.DROP if delivery.is_replaced:
+                forget(self._inner, message)
+            case Exit.DROP if hasattr(self._inner, compat.dead_letters.name):
+                # StubBroker: a unit test finds the failed message there, and `join` raises its error.
+                otherwise(message)
             case Exit.DROP:
-                self._drop(delivery, message, otherwise)
+                self._inner.ack(message)
             case Exit.DEAD:
                 _bury(self._broker, self._inner, message)
             case Exit.HOLD | Exit.UNBEGUN:
@@ -101,15 +132,6 @@ class SettlingConsumer(Consumer):
                 self._give_back(delivery, message)
             case Exit.GIVE_BACK:
                 self._give_back(delivery, message)
-
-    def _drop(self, delivery: Delivery, message: MessageProxy, otherwise: Ack) -> None:
-        if delivery.is_replaced:
-            forget(self._inner, message)
-        elif hasattr(self._inner, compat.dead_letters.name):
-            # StubBroker: a unit test finds the failed message there, and `join` raises its error.
-            otherwise(message)
-        else:
-            self._inner.ack(message)
 
     def _give_back(self, delivery: Delivery, message: MessageProxy) -> None:
         if delivery.is_given_back and message in self._hands:
@@ -119,14 +141,6 @@ class SettlingConsumer(Consumer):
         # First, or this process might fetch the message again, and take it for this delivery.
         self._hands.put(message)
         _give_back(self._inner, message)
-
-    def _end(self, ending: Ending, message: MessageProxy, otherwise: Ack) -> None:
-        if otherwise == self._inner.ack:
-            ending.acknowledge(message, self._inner.ack)
-            forget(self._inner, message)
-        else:
-            ending.settle()
-            otherwise(message)
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
         """Give prefetched messages back; raises ConnectionClosed after any error."""
@@ -186,18 +200,21 @@ def _closing() -> Iterator[None]:
     except ConnectionClosed:
         raise
     except Exception as error:
-        logger.warning("a consumer's messages were not given back, they come again: %s", told(error))
+        logger.warning(
+            "a consumer's messages were not given back, they come again: %s", error_in_words(error)
+        )
         logger.debug("a consumer's messages were not given back", exc_info=True)
         raise ConnectionClosed(error) from None
 
 
 def wrap(broker: Any) -> None:
-    """Have a broker hand out consumers under the bridge, and RabbitMQ confirm publications; works once."""
+    """Make a broker hand out consumers under the bridge, and RabbitMQ confirm publications; works once."""
     consume = broker.consume
     if getattr(consume, "_ojs_wrapped", False):
         return
 
     hands, wakes = Hands(), Wakes()
+    acknowledgements: dict[str, Acknowledgements] = {}
 
     def settling(*args: Any, **kwargs: Any) -> Consumer:
         queue_name = args[0] if args else kwargs["queue_name"]
@@ -206,11 +223,15 @@ def wrap(broker: Any) -> None:
                 hands.release_strays(broker, queue_name)
             except redis_outages() as error:
                 raise ConnectionClosed(error) from None
-        return SettlingConsumer(consume(*args, **kwargs), broker, queue_name, hands, wakes)
+            acknowledgements.setdefault(queue_name, Acknowledgements(broker, queue_name))
+        inner, acks = consume(*args, **kwargs), acknowledgements.get(queue_name)
+        return SettlingConsumer(inner, broker, queue_name, hands, wakes, acks)
 
     settling._ojs_wrapped = True  # type: ignore[attr-defined]
     broker.consume = settling
     if is_redis(broker):
+        # A process that was forked after its broker was made would share what it has fetched with the others.
+        compat.worker_id.set(broker, str(uuid4()))
         replace_on(broker, hands, wakes.wake)
     confirm(broker)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -16,16 +15,14 @@ from dramatiq.broker import Broker, MessageProxy
 from dramatiq.common import q_name, xq_name
 
 from ..bridge import Bridge
-from ..engine.runs import TaskPolicy
-from ..engine.storage_retry import pause
+from ..engine.layers import TaskPolicy
 from ..errors import Unreachable
 from ..messages import HEADER, parameters_of
-from ..operations.broker_letters import HIDDEN, SHOWN_SECONDS, found_letter
-from ..operations.letters import CLAIM_SECONDS
+from ..operations.broker_letters import await_turn, claimed_on_redis, found_letter, renewed, tell_if_hidden
 from ..rules.failures import Failure
 from ..rules.job import ErrorEntry, Job, count_of
 from ..store import Letter, from_ms
-from .brokers import is_rabbitmq, is_redis, outages, told
+from .brokers import error_in_words, is_rabbitmq, is_redis, outages
 from .compat import dead_letters_by_queue, dead_of, message_in, messages_of, parameters
 from .delivery import is_dropped
 from .translate import FRAMEWORK, bare_job, job_of, original, time_of
@@ -34,17 +31,9 @@ logger = logging.getLogger("ojs_bridge")
 
 #: A message in a dead queue: its bytes, but on StubBroker the message itself.
 Held: TypeAlias = bytes | MessageProxy
-#: For how many seconds a reader waits at most while another reader looks through a queue of RabbitMQ.
-PATIENCE = 5.0
 _NOT_FOUND, _LOCKED = 404, 405
-#: The headers in which RabbitMQ counts the deliveries of a message in a quorum queue. It drops a message at a
-#: limit; at this count, a reader publishes the message anew, so that it begins at zero.
-_COUNT, _COUNTS = "x-delivery-count", ("x-delivery-count", "x-acquired-count")
-_OFTEN = 5
 #: How many messages are read from Redis at a time.
 READ = 500
-
-_UNLOCK = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end"
 
 
 class DramatiqDeadQueues:
@@ -61,27 +50,27 @@ class DramatiqDeadQueues:
         queues = sorted({q_name(name) for name in self._broker.get_declared_queues()})
         with _reaching():
             held = self._places.read(queues, most)
-        found = (self._letter(message, at) for message, at in held)
-        return [letter for letter in found if letter is not None]
+        letters = (self._letter(message, at) for message, at in held)
+        return [letter for letter in letters if letter is not None]
 
     def take(self, letter: Letter, then: Callable[[Letter], object]) -> bool:
         """Claim a letter, call `then`, and delete it unless `then` raises; False if it is not there."""
 
         def is_it(held: Held) -> bool:
-            found = _read(held)
-            if found is None or str(found[0].message_id) != letter.job_id:
+            parts = _read(held)
+            if parts is None or str(parts[0].message_id) != letter.job_id:
                 return False
-            return bool(found[1]["encoded"] == letter.message["encoded"])
+            return bool(parts[1]["encoded"] == letter.message["encoded"])
 
         with _reaching():
             return self._places.take(q_name(letter.queue), is_it, lambda: then(letter))
 
     def _letter(self, held: Held, at: datetime | None) -> Letter | None:
-        found = _read(held)
-        if found is None:
+        parts = _read(held)
+        if parts is None:
             return None
         try:
-            return self._letter_of(*found, at)
+            return self._letter_of(*parts, at)
         except Exception as error:  # noqa: BLE001 - the message may hold anything
             _left(error)
             return None
@@ -106,7 +95,7 @@ def _read(held: Held) -> tuple[dramatiq.Message[Any], dict[str, Any]] | None:
 
 
 def _left(error: Exception) -> None:
-    logger.warning("a message in a dead queue cannot be read, and stays there: %s", told(error))
+    logger.warning("a message in a dead queue cannot be read, and stays there: %s", error_in_words(error))
 
 
 def _ended(message: dramatiq.Message[Any]) -> Job:
@@ -136,7 +125,7 @@ def _reaching() -> Iterator[None]:
     try:
         yield
     except outages() as error:
-        raise Unreachable(told(error)) from error
+        raise Unreachable(error_in_words(error)) from error
 
 
 class Places(Protocol):
@@ -150,7 +139,7 @@ class Places(Protocol):
 
 
 def forget_shown(broker: Any, message_id: str) -> None:
-    """Have StubBroker show a message no more among its dead letters: it is replayed."""
+    """Remove a replayed message from the dead letters of StubBroker."""
     for letters in [*dead_letters_by_queue(broker, {}).values()]:
         for shown in [m for m in [*letters] if m.message_id == message_id and is_dropped(m)]:
             letters.remove(shown)
@@ -197,8 +186,8 @@ class _InMemory:
         return True
 
     def _letters(self, queue: str) -> list[MessageProxy]:
-        found: list[MessageProxy] = dead_letters_by_queue(self._broker, {}).get(queue, [])
-        return found
+        letters: list[MessageProxy] = dead_letters_by_queue(self._broker, {}).get(queue, [])
+        return letters
 
 
 class _OnRedis:
@@ -215,32 +204,26 @@ class _OnRedis:
             for redis_id, score in client.zrevrange(self._ids(queue), 0, most - 1, withscores=True)
         ]
         newest = sorted(places, reverse=True)[:most]
-        found: list[tuple[Held, datetime | None]] = []
+        held: list[tuple[Held, datetime | None]] = []
         for start in range(0, len(newest), READ):
             with client.pipeline(transaction=False) as pipe:
                 for _, messages, redis_id in newest[start : start + READ]:
                     pipe.hget(messages, redis_id)
                 bodies = zip(pipe.execute(), newest[start : start + READ], strict=True)
-            found += [(body, from_ms(int(score))) for body, (score, _, _) in bodies if body]
-        return found
+            held += [(body, from_ms(int(score))) for body, (score, _, _) in bodies if body]
+        return held
 
     def take(self, queue: str, is_it: Callable[[Held], bool], then: Callable[[], object]) -> bool:
         client, ids, messages = self._broker.client, self._ids(queue), self._messages(queue)
         redis_id = next((i for i, body in client.hscan_iter(messages) if is_it(body)), None)
         if redis_id is None:
             return False
-        lock, token = f"{ids}.ojs.{redis_id.decode()}", uuid.uuid4().hex
-        if not client.set(lock, token, nx=True, px=int(CLAIM_SECONDS * 1000)):
-            return False
-        try:
-            # Another reader may have had the lock before, and deleted the message.
-            if not client.hexists(messages, redis_id):
+        with claimed_on_redis(client, f"{ids}.ojs.{redis_id.decode()}") as is_ours:
+            if not is_ours or not client.hexists(messages, redis_id):
                 return False
             then()
             with client.pipeline() as pipe:
                 pipe.zrem(ids, redis_id).hdel(messages, redis_id).execute()
-        finally:
-            client.eval(_UNLOCK, 1, lock, token)
         return True
 
     def _ids(self, queue: str) -> str:
@@ -257,16 +240,16 @@ class _OnRabbitMQ:
         self._broker = broker
 
     def read(self, queues: Sequence[str], most: int) -> list[tuple[Held, datetime | None]]:
-        found: list[tuple[Held, datetime | None]] = []
+        held: list[tuple[Held, datetime | None]] = []
         with self._connection() as connection:
             for queue in queues:
                 with _looking(connection, xq_name(queue)) as messages:
-                    before = len(found)
-                    while len(found) < most and (got := next(messages, None)):
-                        found.append((got[1], None))
-                if len(found) > before:
-                    _tell_if_hidden(connection, xq_name(queue))
-        return found
+                    before = len(held)
+                    while len(held) < most and (got := next(messages, None)):
+                        held.append((got[1], None))
+                if len(held) > before:
+                    tell_if_hidden(xq_name(queue), functools.partial(_count, connection, xq_name(queue)))
+        return held
 
     def take(self, queue: str, is_it: Callable[[Held], bool], then: Callable[[], object]) -> bool:
         with self._connection() as connection, _looking(connection, xq_name(queue)) as messages:
@@ -289,7 +272,7 @@ def _looking(connection: Any, name: str) -> Iterator[Iterator[tuple[Callable[[],
 
     Messages that are not acknowledged go back. A queue that does not exist is empty.
     """
-    _await_turn(connection, name)
+    await_turn(lambda: _has_turn(connection, name))
     channel = connection.channel()
 
     def messages() -> Iterator[tuple[Callable[[], None], bytes]]:
@@ -313,31 +296,26 @@ def _looking(connection: Any, name: str) -> Iterator[Iterator[tuple[Callable[[],
         yield messages()
     finally:
         if channel.is_open:
-            # For RabbitMQ 4.3 closing alone is a failed delivery, which a quorum queue may be told to delay.
+            # For RabbitMQ 4.3 closing alone is a failed delivery, which a quorum queue may delay.
             channel.basic_nack(0, multiple=True, requeue=True)
             channel.close()
 
 
-def _tell_if_hidden(connection: Any, name: str) -> None:
-    """Warn of a queue that has given its messages out, taken them back, and does not show them."""
-    channel, waited = connection.channel(), 0.0
-    while not channel.queue_declare(name, passive=True).method.message_count:
-        if waited > SHOWN_SECONDS:
-            logger.warning(HIDDEN, name)
-            break
-        pause(0.1)
-        waited += 0.1
+def _count(connection: Any, name: str) -> int:
+    channel = connection.channel()
+    count = int(channel.queue_declare(name, passive=True).method.message_count)
     channel.close()
+    return count
 
 
 def _is_renewed(channel: Any, name: str, properties: Any, body: bytes) -> bool:
     """Publish a message anew that was delivered often; return whether that was done."""
     from pika.exceptions import NackError
 
-    headers = properties.headers or {}
-    if headers.get(_COUNT, 0) < _OFTEN:
+    headers = renewed(properties.headers or {})
+    if headers is None:
         return False
-    properties.headers = {key: headers[key] for key in headers if key not in _COUNTS}
+    properties.headers = headers
     channel.confirm_delivery()
     try:
         channel.basic_publish("", name, body, properties)
@@ -346,22 +324,11 @@ def _is_renewed(channel: Any, name: str, properties: Any, body: bytes) -> bool:
     return True
 
 
-def _await_turn(connection: Any, name: str) -> None:
-    """Wait until no other reader looks through a queue, because a reader hides the messages that it holds.
-
-    An exclusive queue stands for the turn. It belongs to the connection, and goes with it. A reader that
-    waits in vain reads all the same: nothing is lost.
-    """
+def _has_turn(connection: Any, name: str) -> bool:
     from pika.exceptions import ChannelClosedByBroker
 
-    waited = 0.0
-    while waited < PATIENCE:
-        try:
-            connection.channel().queue_declare(f"{name}.ojs", exclusive=True)
-        except ChannelClosedByBroker as error:
-            if error.reply_code != _LOCKED:
-                return
-            pause(0.1)
-            waited += 0.1
-        else:
-            return
+    try:
+        connection.channel().queue_declare(f"{name}.ojs", exclusive=True)
+    except ChannelClosedByBroker as error:
+        return bool(error.reply_code != _LOCKED)
+    return True

@@ -1,18 +1,36 @@
-"""The delivery: the bridge's notes about a message that a broker has handed to this process."""
+"""The delivery: the bridge's notes about a message that a broker has handed to this process, and its end.
+
+A run that succeeded is settled just before its acknowledgement. If it were settled earlier, a worker that is
+killed would lose the job's pipeline, callbacks and result.
+"""
 
 from __future__ import annotations
 
 import enum
+import logging
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from dramatiq import Message
-from dramatiq.broker import Consumer, MessageProxy
+from dramatiq.broker import Broker, Consumer, MessageProxy
+from dramatiq.logging import get_logger
+from dramatiq.middleware import Retries
 
+from ..engine.engine import Engine
 from ..engine.instruments import Entered
-from .acknowledging import Ending
+from ..engine.reservations import TakenOver
+from ..engine.runs import Postpone, Refuse, Run
+from ..rules.decision import Complete, DeadLettered, Discarded
+from ..rules.policy import LARGEST
+from .actors import ONCE
 from .compat import REDIS_ID, message_in, redelivered
 from .compat import message as inner
+from .translate import RETRY_WHEN_SAID_NO, THROWN
+
+logger = logging.getLogger("ojs_bridge")
+#: The logger of the stock `Retries`, so that a search in the logs finds its lines as before.
+stock_logger = get_logger(Retries.__module__, Retries)
 
 
 class Exit(enum.Enum):
@@ -29,7 +47,7 @@ class Exit(enum.Enum):
     GIVE_BACK = enum.auto()
     """Give it back to its queue: this worker shuts down."""
     ENDING = enum.auto()
-    """Acknowledge it as its `Ending` does: its job succeeded."""
+    """Settle its run, and acknowledge it: its job succeeded."""
     NATIVE = enum.auto()
     """Do with it as Dramatiq itself does."""
 
@@ -38,7 +56,7 @@ class Exit(enum.Enum):
 _DELIVERED = "ojs_delivered"
 
 #: Looked up once, because enumerations are slow and every job comes by here.
-NATIVE, HOLD, UNBEGUN = Exit.NATIVE, Exit.HOLD, Exit.UNBEGUN
+NATIVE, HOLD, UNBEGUN, ENDING = Exit.NATIVE, Exit.HOLD, Exit.UNBEGUN, Exit.ENDING
 
 
 class Delivery:
@@ -73,7 +91,7 @@ class Delivery:
 
 
 def keep_what_is_delivered() -> None:
-    """Have each message that a worker decodes keep the bytes that it came as.
+    """Let each message that a worker decodes keep the bytes that it came as.
 
     An actor may change its arguments in place. To copy them before each run costs more than the run.
     """
@@ -111,15 +129,22 @@ MessageProxy.ojs_delivery = None  # type: ignore[attr-defined]
 
 def delivery_of(message: Any) -> Delivery:
     """Return the notes about a message; they begin here if there are none."""
-    found: Delivery | None = message.ojs_delivery
-    if found is None:
-        found = message.ojs_delivery = Delivery()
-    return found
+    delivery: Delivery | None = message.ojs_delivery
+    if delivery is None:
+        delivery = message.ojs_delivery = Delivery()
+    return delivery
 
 
-def mark(message: MessageProxy, exit_: Exit) -> None:
-    """Say how a message leaves its consumer."""
-    delivery_of(message).exit = exit_
+def drop(message: Any, late: TakenOver) -> None:
+    """Store no outcome of a run that was taken over, and give its delivery back.
+
+    The worker that took the run over may have died since. If the broker still has the delivery as this
+    worker's, the message comes again, and the bridge sees what is left to do.
+    """
+    logger.warning("job %s: %s", late.job, late)
+    delivery_of(message).exit = Exit.GIVE_BACK
+    # Dramatiq logs an exception as an error unless the `throws` option has it.
+    message.options.update(throws=TakenOver, store_results=False)
 
 
 def is_dropped(message: MessageProxy) -> bool:
@@ -127,13 +152,60 @@ def is_dropped(message: MessageProxy) -> bool:
     return delivery_of(message).exit is Exit.DROP
 
 
-def is_native(message: MessageProxy) -> bool:
-    """Return whether Dramatiq itself settles a message."""
-    return delivery_of(message).exit is NATIVE
-
-
 def publication(message: MessageProxy) -> str:
     """Return an id that tells a job's messages apart at its first run; "" where RabbitMQ cannot tell."""
     if redis_id := message_in(message).options.get(REDIS_ID):
         return str(redis_id)
     return "" if getattr(message, redelivered.name, None) else str(uuid.uuid4())
+
+
+class Ending:
+    """The end of the message of a job that succeeded. Its run is settled once, even if a step is repeated."""
+
+    __slots__ = ("_engine", "_is_settled", "_run")
+
+    def __init__(self, engine: Engine, run: Run) -> None:
+        self._engine, self._run = engine, run
+        self._is_settled = False
+
+    def settle(self) -> None:
+        """Settle the run; never raises."""
+        if not self._is_settled:
+            self._is_settled = True
+            self._engine.settling.settle(self._run, Complete())
+
+    @classmethod
+    def settle_all(cls, endings: Sequence[Ending]) -> None:
+        """Settle the runs of one engine, all in one step where the store can; never raises."""
+        unsettled = [ending for ending in endings if not ending._is_settled]
+        for ending in unsettled:
+            ending._is_settled = True
+        if unsettled:
+            unsettled[0]._engine.settling.settle_successes([ending._run for ending in unsettled])
+
+    def acknowledged(self) -> None:
+        """Let the store forget the reservation: the run's only message is gone from its broker."""
+        self._engine.reservations.acknowledged(self._run.reservation)
+
+
+def tell_end(
+    broker: Broker, message: MessageProxy, begun: Run | Refuse | Postpone, decision: Discarded | DeadLettered
+) -> None:
+    """Log the end of a failed job, and send its `on_retry_exhausted`, as the stock `Retries` does."""
+    is_exhausted = decision.cause == "exhausted" or decision.failure.final == RETRY_WHEN_SAID_NO
+    if decision.failure.final == THROWN:
+        stock_logger.info("Aborting message %r.", begun.job.id)
+    elif is_exhausted:
+        stock_logger.warning("Retries exceeded for message %r.", begun.job.id)
+    if not is_exhausted or not isinstance(begun, Run):
+        return
+    options = broker.get_actor(message.actor_name).options
+    target = message.options.get("on_retry_exhausted") or options.get("on_retry_exhausted")
+    if not target or (begun.task.layers.framework is ONCE and begun.task.layers.limit_is_native):
+        return  # A broker without `Retries` announces nothing.
+    limit = None if begun.policy.max_attempts >= LARGEST else begun.policy.runs - 1
+    counts = {"retries": begun.job.attempt - 1, "max_retries": limit}
+    try:
+        broker.get_actor(target).send(message.asdict(), counts)
+    except Exception:
+        logger.exception("job %s: on_retry_exhausted %r was not sent", begun.job, target)

@@ -13,8 +13,8 @@ from typing import Any
 from dramatiq.broker import Broker, MessageProxy
 from dramatiq.middleware import Interrupt, ShutdownNotifications, TimeLimit
 
-from ..engine.harmless import let_through
-from ..engine.waiting import Outage
+from ..engine.events import let_through
+from ..engine.storage_retry import Outage
 from . import compat
 from .delivery import delivery_of
 
@@ -47,68 +47,30 @@ class Holding:
             "the outcomes of jobs can be neither published nor stored, the worker keeps them",
             "the outcomes of jobs can be published or stored again",
         )
-        self._interrupts: Interrupts | None = None
+        self._limits: list[TimeLimit] = []
+        self._shutdowns: list[ShutdownNotifications] = []
         self._stopping: list[Any] = []
         #: Whether some worker shuts down.
         self.is_stopping = False
 
     def boot(self, broker: Broker) -> None:
         """Find the middleware that interrupts the actors of this broker."""
-        self._interrupts = Interrupts(broker)
+        self._limits = [m for m in broker.middleware if isinstance(m, TimeLimit)]
+        self._shutdowns = [m for m in broker.middleware if isinstance(m, ShutdownNotifications)]
 
     def stop(self, worker: Any) -> None:
-        """Take note that a worker shuts down: its threads wait no more."""
+        """End the waits of a worker's threads: it shuts down."""
         self._stopping.append(worker)
         self.is_stopping = True
 
     def stopped(self, worker: Any) -> None:
-        """Take note that a worker has shut down."""
+        """Forget a worker that has shut down."""
         self._stopping.remove(worker)
         self.is_stopping = bool(self._stopping)
 
     def stops(self) -> bool:
         """Return whether this thread's worker shuts down."""
         return any(threading.current_thread() in compat.worker_threads(worker) for worker in self._stopping)
-
-    def disarm(self, exception: BaseException | None) -> None:
-        """Let nothing interrupt this thread any more; its actor, if it ran, raised `exception`."""
-        if self._interrupts:
-            self._interrupts.disarm(exception)
-
-    def keep_unbegun(self, error: Exception) -> bool:
-        """Wait before a delivery is tried again; False if this thread's worker shuts down."""
-        self.disarm(None)
-        return self._beginning.wait(error, self.stops)
-
-    def begins(self, message: MessageProxy) -> None:
-        """Arm the interrupts again: a job begins that had to wait."""
-        self._beginning.over()
-        if self._interrupts:
-            self._interrupts.arm(message)
-
-    def keep_unended(self, error: Exception) -> bool:
-        """Wait before a decision is tried again; False if this thread's worker shuts down."""
-        return self._ending.wait(error, self.stops)
-
-    def ends(self) -> None:
-        """Take note that a decision was carried out after all."""
-        self._ending.over()
-
-
-class Interrupts:
-    """The interrupts of a broker's actors: time limits and shutdown notifications."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        limits = [m for m in broker.middleware if isinstance(m, TimeLimit)]
-        shutdowns = [m for m in broker.middleware if isinstance(m, ShutdownNotifications)]
-        self._arming: list[TimeLimit | ShutdownNotifications] = [*limits, *shutdowns]
-        self._limits, self._shutdowns = limits, shutdowns
-
-    def arm(self, message: MessageProxy) -> None:
-        """Arm the interrupts of this thread as if its message had come just now."""
-        for middleware in self._arming:
-            middleware.before_process_message(self._broker, message)
 
     def disarm(self, exception: BaseException | None) -> None:
         """Let nothing interrupt this thread any more; its actor, if it ran, raised `exception`.
@@ -127,6 +89,25 @@ class Interrupts:
             compat.remove_notification_of(compat.shutdown_manager_of(shutdown))()
         if struck and not came_of_interrupt(exception):
             _let_arrive()
+
+    def keep_unbegun(self, error: Exception) -> bool:
+        """Wait before a delivery is tried again; False if this thread's worker shuts down."""
+        self.disarm(None)
+        return self._beginning.wait(error, self.stops)
+
+    def begins(self, broker: Broker, message: MessageProxy) -> None:
+        """Arm the interrupts of this thread as if its message had come just now: a job had to wait."""
+        self._beginning.over()
+        for middleware in (*self._limits, *self._shutdowns):
+            middleware.before_process_message(broker, message)
+
+    def keep_unended(self, error: Exception) -> bool:
+        """Wait before a decision is tried again; False if this thread's worker shuts down."""
+        return self._ending.wait(error, self.stops)
+
+    def ends(self) -> None:
+        """End the wait of a decision: it was carried out after all."""
+        self._ending.over()
 
 
 def came_of_interrupt(exception: BaseException | None) -> bool:

@@ -1,39 +1,50 @@
-"""`OJSRetries`: the middleware that takes the place of the stock `Retries`."""
+"""`OJSRetries`, which takes the place of the stock `Retries`, and what others hear of a success."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from dramatiq import Actor, Message
 from dramatiq.broker import Broker, MessageProxy
 from dramatiq.common import q_name
-from dramatiq.middleware import Middleware, Retries
+from dramatiq.middleware import GroupCallbacks, Middleware, Retries
 
 from ..bridge import Bridge
 from ..config.policies import PoliciesOrFile
 from ..config.settings import InFlight
 from ..engine.canary import Percentages
+from ..engine.presence import Presence
 from ..engine.private_names import missing_vital
 from ..errors import ConfigurationError
 from ..messages import HEADER, RETRY_OPTION
 from . import compat
-from .actors import ERRORS_OPTION, RETRY_ON_OPTION, Actors, BootError
-from .brokers import say_caveats
-from .compat import ConsumerThread, consumer_of_thread, consumer_threads, settings_of
+from .actors import ERRORS_OPTION, NO_RETRIES, RETRY_ON_OPTION, Actors, BootError
+from .brokers import is_redis, say_caveats, use_dead_queues_as_they_are
+from .compat import (
+    BARRIER_TTL,
+    ConsumerThread,
+    barrier_ttl,
+    consumer_of_thread,
+    consumer_threads,
+    rate_limiter_backend,
+    settings_of,
+)
 from .consumer import SettlingConsumer, wrap
 from .dead_queues import DramatiqDeadQueues
+from .delivery import keep_what_is_delivered
 from .holding import Holding
-from .native_options import NO_RETRIES
-from .on_rabbitmq import use_dead_queues_as_they_are
-from .other_middleware import count_members_once, hear_first
+from .on_redis import present
 from .publishing import SENT, WISHING, DramatiqPublisher, add_headers, carry_wishes, sending_on, tell_apart
 from .run import Runs
 from .translate import FRAMEWORK
 from .watch import Watch
 
 logger = logging.getLogger("ojs_bridge")
+
+_COUNTED = "_ojs_counts_once"
 
 
 class OJSRetries(Retries):
@@ -69,12 +80,13 @@ class OJSRetries(Retries):
         self._holding = Holding()
         self._runs = Runs(self.bridge, self.actors, self._holding)
         self._watches: dict[Any, Watch] = {}
+        self._presences: dict[Any, Presence] = {}
         self._swapped = self._is_program = False
-        #: The job that a thread sends, and the context in which instruments are told of it.
+        #: The job that a thread sends, and the context in which instruments hear of it.
         self._sending = threading.local()
 
     def expect_no_retries(self) -> None:
-        """Have actors without options of their own run once, as on a broker without `Retries`."""
+        """Let actors without options of their own run once, as on a broker without `Retries`."""
         self.actors.stock = NO_RETRIES
 
     @property
@@ -90,7 +102,7 @@ class OJSRetries(Retries):
     def after_declare_actor(self, broker: Broker, actor: Actor[..., Any]) -> None:
         """Resolve the policy of an actor that was declared before this middleware was added."""
         self.take_over(broker)
-        if actor.actor_name not in self.actors:
+        if actor.actor_name not in self.actors.tasks:
             self.actors.declare(actor)
 
     def after_declare_queue(self, broker: Broker, queue_name: str) -> None:
@@ -98,7 +110,7 @@ class OJSRetries(Retries):
         self.take_over(broker)
 
     def after_process_boot(self, broker: Broker) -> None:
-        """Take note that this is a process of Dramatiq's program; its worker begins later."""
+        """Remember that this is a process of Dramatiq's program; its worker begins later."""
         self._is_program = True
         self.take_over(broker)
 
@@ -109,15 +121,20 @@ class OJSRetries(Retries):
         count_members_once(broker)
         wrap(broker)
         self._holding.boot(broker)
-        self._runs.boot(broker)
+        keep_what_is_delivered()
         if self.bridge.store:
             hear_first(broker, self, self._runs.check)
         say_caveats(broker, self.bridge)
         self._try_store()
-        # The worker begins to consume a little later.
-        self.bridge.start(
-            FRAMEWORK, lambda: {*map(q_name, consumer_threads(worker) or broker.get_declared_queues())}
-        )
+
+        def queues() -> set[str]:
+            # The worker begins to consume a little later.
+            return {*map(q_name, consumer_threads(worker) or broker.get_declared_queues())}
+
+        self.bridge.start(FRAMEWORK, queues)
+        self.bridge.engine.start_threads()
+        if is_redis(broker):
+            self._presences[worker] = present(broker, self.bridge.engine.reservations, queues)
 
     def _try_store(self) -> None:
         dead_queue = "the broker's own dead queues (.XQ), which forget them in time"
@@ -146,6 +163,10 @@ class OJSRetries(Retries):
         Raises SystemExit if the worker ends because its threads died again and again.
         """
         self._holding.stopped(worker)
+        presence = self._presences.pop(worker, None)
+        # A job that outlasts `Worker.stop(timeout)` goes on, and nobody may give its message back.
+        if presence and not any(thread.is_alive() for thread in compat.worker_threads(worker)):
+            presence.stop()
         self.bridge.stop()
         watch = self._watches.pop(worker, None)
         if watch and watch.gave_up:
@@ -191,7 +212,7 @@ class OJSRetries(Retries):
         result: Any = None,
         exception: BaseException | None = None,
     ) -> None:
-        """Have the outcome judged, and the decision carried out."""
+        """Judge the outcome, and carry the decision out."""
         if not self._runs.end(broker, message, exception):
             with sending_on():
                 super().after_process_message(broker, message, result=result, exception=exception)
@@ -261,3 +282,60 @@ def bridge_of(broker: Broker) -> Bridge:
             middleware.take_over(broker)
             return middleware.bridge
     raise ConfigurationError(f"broker: {broker!r} has no bridge: add the middleware OJSRetries to it")
+
+
+class FirstToHear(Middleware):
+    """Checks a job that succeeded before its result is stored and its group is counted.
+
+    Dramatiq tells the last middleware first, and results are mostly added after the retries.
+    """
+
+    def __init__(self, check: Callable[[Any], None]) -> None:
+        self._check = check
+
+    def after_process_message(
+        self,
+        broker: Broker,
+        message: Any,
+        *,
+        result: Any = None,
+        exception: BaseException | None = None,
+    ) -> None:
+        """Check a job that succeeded; TakenOver keeps the other middleware from hearing of it."""
+        if exception is None:
+            self._check(message)
+
+
+def hear_first(broker: Broker, retries: Middleware, check: Callable[[Any], None]) -> None:
+    """Check a success before any middleware behind the retries hears of it."""
+    behind = broker.middleware[broker.middleware.index(retries) + 1 :]
+    hears = [type(m).after_process_message is not Middleware.after_process_message for m in behind]
+    if any(hears) and not isinstance(behind[-1], FirstToHear):
+        broker.middleware = [*broker.middleware, FirstToHear(check)]
+
+
+def count_members_once(broker: Broker) -> None:
+    """Make the broker's GroupCallbacks count each member of a group once; changes each of them once."""
+    for middleware in broker.middleware:
+        if isinstance(middleware, GroupCallbacks) and not hasattr(middleware, _COUNTED):
+            setattr(middleware, _COUNTED, True)
+            middleware.after_process_message = _counting_once(middleware)  # type: ignore[method-assign]
+
+
+def _counting_once(callbacks: Any) -> Any:
+    count = callbacks.after_process_message
+
+    def after_process_message(
+        broker: Broker, message: Any, *, result: Any = None, exception: BaseException | None = None
+    ) -> None:
+        group = None if exception else message.options.get("group_completion_uuid")
+        if group is None:
+            return
+        limits, ttl = rate_limiter_backend(callbacks), barrier_ttl(callbacks, BARRIER_TTL)
+        key = f"{group}-{message.message_id}"
+        # 0 while the member is being counted, 1 afterwards. Only a 1 keeps it from being counted again.
+        if limits.add(key, 0, ttl) or limits.incr(key, 0, 0, ttl):
+            count(broker, message, result=result, exception=exception)
+            limits.incr(key, 1, 1, ttl)
+
+    return after_process_message

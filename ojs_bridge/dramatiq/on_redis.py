@@ -1,4 +1,4 @@
-"""Redis alone: a worker gives back messages that it has forgotten, and a retry replaces its message."""
+"""Redis alone: what a worker has forgotten or a dead one had goes back, and a retry replaces its message."""
 
 from __future__ import annotations
 
@@ -6,23 +6,29 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from itertools import islice
+from typing import Any, TypeAlias
 
 import dramatiq
 from dramatiq.broker import MessageProxy
-from dramatiq.common import xq_name
+from dramatiq.common import current_millis, dq_name, xq_name
 
+from ..engine.presence import Dead, Presence, present_key
+from ..engine.reservations import Reservations
 from .compat import (
     REDIS_ID,
     acks_of,
     do_enqueue,
     do_requeue,
+    heartbeats_of,
     ids_of,
     message_in,
     messages_of,
+    namespace,
     queued_message_ids,
+    worker_id,
 )
-from .delivery import delivery_of
+from .delivery import Ending, delivery_of
 from .translate import bare_job, encodable
 
 logger = logging.getLogger("ojs_bridge")
@@ -36,7 +42,7 @@ class Hands:
         self._consumers: dict[str, threading.Thread] = {}
 
     def take(self, message: MessageProxy, *, is_delayed: bool) -> bool:
-        """Take note of a delivery; False if its message is in hand already, and was taken away meanwhile.
+        """Note a delivery; False if its message is in hand already, and was taken away meanwhile.
 
         A delivery that its consumer thread delays is not noted, because Dramatiq may forget it.
         """
@@ -50,7 +56,7 @@ class Hands:
         return True
 
     def put(self, message: MessageProxy) -> None:
-        """Take note that a delivery was settled, or is given back next."""
+        """Note that a delivery was settled, or is given back next."""
         self._ids.discard(message_in(message).options.get(REDIS_ID, ""))
 
     def __contains__(self, message: MessageProxy) -> bool:
@@ -76,8 +82,132 @@ class Hands:
             do_requeue(broker)(queue_name, *ids[start : start + 1000])
 
 
+#: Dramatiq's own acknowledgement, of many messages. What another worker has by now is left to it; the answer
+#: has the positions of those.
+#: KEYS: the heartbeats, this worker's unacknowledged ids, the queue's messages. ARGV: the time, the worker's
+#: id, the ids of messages.
+_ACKNOWLEDGE = """
+redis.call('zadd', KEYS[1], ARGV[1], ARGV[2])
+local others = {}
+for n = 3, #ARGV do
+  if redis.call('srem', KEYS[2], ARGV[n]) == 1 then
+    redis.call('hdel', KEYS[3], ARGV[n])
+  else
+    others[#others + 1] = n - 3
+  end
+end
+return others
+"""
+#: How many acknowledgements are sent together at most.
+TOGETHER = 500
+#: Hears which messages are gone from Redis, and which are another worker's by now.
+Heard: TypeAlias = "Callable[[list[MessageProxy], list[MessageProxy]], None]"
+
+
+class Acknowledgements:
+    """Sends the acknowledgements of a queue's messages: at once, and one lot at a time.
+
+    A thread that finds another one sending leaves its own to that thread, and goes on. So an acknowledgement
+    waits for the one before it at most, and the more there are, the fewer trips they take. The runs that
+    succeeded are settled before, together as well, and wait for no acknowledgement.
+    """
+
+    def __init__(self, broker: Any, queue_name: str) -> None:
+        self._script = broker.client.register_script(_ACKNOWLEDGE)
+        self._keys = (heartbeats_of(broker), acks_of(broker, queue_name), messages_of(broker, queue_name))
+        self._worker = worker_id(broker)
+        self._ended: dict[str, tuple[MessageProxy, Heard]] = {}
+        self._waiting: dict[str, tuple[MessageProxy, Heard]] = {}
+        self._settling, self._sending = threading.Lock(), threading.Lock()
+
+    def send(self, message: MessageProxy, heard: Heard) -> None:
+        """Acknowledge a message, or have another thread do it; `heard` gets it afterwards.
+
+        Raises any error of Redis. All that was not sent is then sent with the next one.
+        """
+        has_ending = delivery_of(message).ending is not None
+        (self._ended if has_ending else self._waiting)[message_in(message).options[REDIS_ID]] = message, heard
+        # Looked at again when the lock is free: what came meanwhile was left to this thread.
+        while self._ended and self._settling.acquire(blocking=False):
+            try:
+                lot = dict(islice([*self._ended.items()], TOGETHER))
+                Ending.settle_all([end for each, _ in lot.values() if (end := delivery_of(each).ending)])
+                self._waiting |= lot
+                for redis_id in lot:
+                    del self._ended[redis_id]
+            finally:
+                self._settling.release()
+        while self._waiting and self._sending.acquire(blocking=False):
+            try:
+                self._send()
+            finally:
+                self._sending.release()
+
+    def _send(self) -> None:
+        lot = dict(islice([*self._waiting.items()], TOGETHER))
+        others = frozenset(self._script(keys=self._keys, args=(current_millis(), self._worker, *lot)))
+        for redis_id in lot:
+            del self._waiting[redis_id]
+        by_heard: dict[Heard, tuple[list[MessageProxy], list[MessageProxy]]] = {}
+        for n, (message, heard) in enumerate(lot.values()):
+            by_heard.setdefault(heard, ([], []))[n in others].append(message)
+        for heard, messages in by_heard.items():
+            heard(*messages)
+
+
+#: KEYS: a worker's unacknowledged ids of a queue, the queue's messages, the queue's ids, and the times at
+#: which workers said that they live. ARGV: the worker and its time. Returns how many go back, to the head of
+#: the queue: they have waited before. None go back if the worker has said since that it lives.
+_GIVE_BACK = """
+local at = redis.call('ZSCORE', KEYS[4], ARGV[1])
+if at and tonumber(at) ~= tonumber(ARGV[2]) then return 0 end
+local ids, count = redis.call('SMEMBERS', KEYS[1]), 0
+for _, id in ipairs(ids) do
+  if redis.call('HEXISTS', KEYS[2], id) == 1 then
+    redis.call('LPUSH', KEYS[3], id)
+    count = count + 1
+  end
+end
+redis.call('DEL', KEYS[1])
+return count
+"""
+
+
+def present(broker: Any, reservations: Reservations, queues: Callable[[], Iterable[str]]) -> Presence:
+    """Let the other workers know that this one lives, and give back what dead workers had."""
+
+    prefix = f"{namespace(broker)}:"
+
+    def give_back(dead: Dead) -> int:
+        return sum(
+            broker.client.eval(
+                _GIVE_BACK,
+                4,
+                acks_of(broker, name, dead.worker),
+                messages_of(broker, name),
+                ids_of(broker, name),
+                present_key(prefix),
+                dead.worker,
+                dead.last_seen,
+            )
+            for queue in dead.queues
+            for name in (queue, dq_name(queue))
+        )
+
+    presence = Presence(
+        prefix,
+        worker_id(broker),
+        reservations.family,
+        queues=lambda: sorted(queues()),
+        suspect=reservations.suspect,
+        give_back=give_back,
+    )
+    presence.start(lambda: broker.client)
+    return presence
+
+
 def forget(inner: Any, message: MessageProxy) -> None:
-    """Have a consumer fetch another message: this one has left."""
+    """Let a consumer fetch another message: this one has left."""
     getattr(inner, queued_message_ids.name, set()).discard(message.message_id)
 
 
@@ -105,7 +235,7 @@ return 1
 
 @contextmanager
 def replacing(message: MessageProxy) -> Iterator[None]:
-    """Have the retry that this thread enqueues take the place of a message, in one step."""
+    """Let the retry that this thread enqueues take the place of a message, in one step."""
     _replacing.message = message
     try:
         yield
@@ -114,7 +244,7 @@ def replacing(message: MessageProxy) -> Iterator[None]:
 
 
 def replace_on(broker: Any, hands: Hands, woken: Callable[[str], None]) -> None:
-    """Have a broker heed `replacing` as it enqueues, and call `woken` with the queue of each message."""
+    """Make a broker heed `replacing` as it enqueues, and call `woken` with the queue of each message."""
 
     def replace(old: MessageProxy, queue_name: str, redis_id: str, encoded: bytes) -> None:
         keys = (

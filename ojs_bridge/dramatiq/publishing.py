@@ -18,18 +18,17 @@ from dramatiq.broker import Broker, MessageProxy
 
 from ..bridge import Bridge
 from ..engine.engine import Engine
-from ..engine.ports import Backlog, Override
+from ..engine.runs import Backlog, Override
 from ..errors import Unpublishable, Unreachable, Unroutable
 from ..messages import HEADER, RETRY_OPTION, parameters_of
 from ..rules.job import VERSION, Header, Job
 from ..store import Letter, Parked
-from .brokers import backlog, is_rabbitmq, is_redis, outages, told
-from .compat import ConsumerThread
+from .brokers import backlog, confirm, error_in_words, have_queue, is_rabbitmq, is_redis, is_refusal, outages
+from .compat import REDIS_ID, ConsumerThread
 from .dead_queues import forget_shown
 from .holding import HELD_AT_MOST
-from .on_rabbitmq import confirm, have_queue, is_refusal
 from .on_redis import replacing
-from .translate import encodable, original, parked_options, replayed_options, restored
+from .translate import encodable, original, restored
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -84,7 +83,9 @@ class DramatiqPublisher:
 
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Enqueue the letter's message under its own id, with fresh attempts and a new timestamp."""
-        message = _kept(letter.message)
+        message = restored(letter.message)
+        spent = ("retries", "traceback", "requeue_timestamp", "eta", REDIS_ID, RETRY_OPTION)
+        options = {**message.options, **(override.meta or {})}
         # First, because the message may fail again before this thread goes on.
         forget_shown(self._broker, message.message_id)
         self._enqueue(
@@ -93,21 +94,22 @@ class DramatiqPublisher:
                 queue_name=override.queue or message.queue_name,
                 args=message.args if override.args is None else tuple(override.args),
                 kwargs=message.kwargs if override.kwargs is None else dict(override.kwargs),
-                options=replayed_options({**message.options, **(override.meta or {})}, header),
+                options={**{k: v for k, v in options.items() if k not in spent}, HEADER: header.state},
                 message_timestamp=int(time.time() * 1000),
             )
         )
 
     def publish(self, parked: Parked, state: Mapping[str, Any], *, due: datetime | None = None) -> None:
         """Enqueue the message of a parked retry, due now or delayed until a time."""
-        message = _kept(parked.message)
-        self._enqueue(dataclasses.replace(message, options=parked_options(message.options, state)), due)
+        message = restored(parked.message)
+        options = {k: v for k, v in message.options.items() if k not in ("eta", REDIS_ID)}
+        self._enqueue(dataclasses.replace(message, options={**options, HEADER: dict(state)}), due)
 
     def _enqueue(self, message: dramatiq.Message[Any], due: datetime | None = None) -> None:
         try:
             message.encode()
         except Exception as error:
-            raise Unpublishable(told(error)) from error
+            raise Unpublishable(error_in_words(error)) from error
         confirm(self._broker)
         self._broker.declare_queue(message.queue_name)
         try:
@@ -118,23 +120,15 @@ class DramatiqPublisher:
                     delay=_milliseconds((due - self._bridge.engine.now()).total_seconds() if due else 0),
                 )
         except outages() as error:
-            raise (Unroutable if is_refusal(error) else Unreachable)(told(error)) from error
-
-
-def _kept(message: Mapping[str, Any]) -> dramatiq.Message[Any]:
-    """Return the message that the store kept; raises Unpublishable for a damaged one."""
-    try:
-        return restored(message)
-    except Exception as error:
-        raise Unpublishable(f"its message is damaged: {told(error)}") from error
+            raise (Unroutable if is_refusal(error) else Unreachable)(error_in_words(error)) from error
 
 
 def add_headers(message: dramatiq.Message[Any], header_of: HeaderOf) -> None:
     """Turn the `ojs_retry` of a message, and of the messages that it carries, into headers: all or none."""
-    found = [m for m in (message, *_nested(message.options)) if RETRY_OPTION in m.options]
-    wishes = [m.options[RETRY_OPTION] for m in found]
-    headers = [None if wish is None else header_of(m, wish) for m, wish in zip(found, wishes, strict=True)]
-    for each, header in zip(found, headers, strict=True):
+    asking = [m for m in (message, *_nested(message.options)) if RETRY_OPTION in m.options]
+    wishes = [m.options[RETRY_OPTION] for m in asking]
+    headers = [None if wish is None else header_of(m, wish) for m, wish in zip(asking, wishes, strict=True)]
+    for each, header in zip(asking, headers, strict=True):
         del each.options[RETRY_OPTION]
         if header is not None:
             each.options[HEADER] = header
@@ -146,7 +140,7 @@ def carry_wishes(options: dict[str, Any]) -> None:
     The producer did not know the bridge. A message that was sent cannot be refused any more: its policy is
     checked when its job begins.
     """
-    for each in (options, *(message.options for message in _nested(options))):
+    for each in (options, *[message.options for message in _nested(options)]):
         wish = each.pop(RETRY_OPTION, None)
         if wish is not None and HEADER not in each:
             each[HEADER] = {"v": VERSION, "attempt": 1, "retry": wish}
@@ -197,7 +191,7 @@ _sending = _Sending()
 
 @contextmanager
 def sending_on() -> Iterator[None]:
-    """Have the message that this thread enqueues carry its job on."""
+    """Let the message that this thread enqueues carry its job on."""
     before, _sending.on = _sending.on, True
     try:
         yield
@@ -217,7 +211,7 @@ def tell_apart(message: dramatiq.Message[Any]) -> None:
 
 def _nested(options: Mapping[str, Any]) -> Iterator[dramatiq.Message[Any]]:
     """Return the messages that a message carries: the rest of its pipeline, its group's callbacks."""
-    target, callbacks = (options.get(name) for name in _NESTS)
+    target, callbacks = map(options.get, _NESTS)
     for fields in (*([target] if target else []), *(callbacks or [])):
         message = dramatiq.Message[Any](**fields)
         yield message

@@ -19,7 +19,7 @@ from dramatiq.common import compute_backoff, current_millis, dq_name, q_name
 from dramatiq.errors import ConnectionClosed, DecodeError
 
 from . import compat
-from .brokers import is_rabbitmq, is_redis, outages, redis_outages, told
+from .brokers import error_in_words, is_rabbitmq, is_redis, outages, redis_outages
 from .compat import REDIS_ID, ConsumerThread, acks_of, message_in, messages_of
 from .on_redis import Hands, forget
 
@@ -34,18 +34,30 @@ GATHER = 5
 Take: TypeAlias = "Callable[[], MessageProxy | None]"
 
 
+class Wake(threading.Event):
+    """Wakes the consumer thread of a queue on Redis."""
+
+    #: The thread waits until its worker has this many messages or fewer; None if it waits for messages.
+    room: int | None = None
+
+    def freed(self, inner: Any) -> None:
+        """Wake the thread if a consumer that had its hands full has room for a lot of messages."""
+        if self.room is not None and compat.outstanding(inner) <= self.room:
+            self.set()
+
+
 class Wakes:
     """Wakes a consumer thread that polls Redis when this process itself enqueues a message."""
 
     def __init__(self) -> None:
-        self._events: dict[str, threading.Event] = {}
+        self._events: dict[str, Wake] = {}
 
-    def of(self, queue_name: str) -> threading.Event:
+    def of(self, queue_name: str) -> Wake:
         """Return the event that wakes the consumer thread of a queue."""
-        return self._events.setdefault(queue_name, threading.Event())
+        return self._events.setdefault(queue_name, Wake())
 
     def wake(self, queue_name: str) -> None:
-        """Have the consumer thread of a queue, if this process has one, look at once."""
+        """Wake the consumer thread of a queue, if this process has one."""
         if event := self._events.get(queue_name):
             event.set()
 
@@ -67,7 +79,7 @@ def taking(broker: Broker, inner: Any, queue_name: str, wakes: Wakes, hands: Han
 
 
 def _polling(
-    inner: Any, thread: Any, wake: threading.Event, release_strays: Callable[[list[MessageProxy]], None]
+    inner: Any, thread: Any, wake: Wake, release_strays: Callable[[list[MessageProxy]], None]
 ) -> Take:
     """Wait in place of the consumer for Redis, whose sleep nothing ends; and look for strays now and then.
 
@@ -79,6 +91,11 @@ def _polling(
 
     def take() -> MessageProxy | None:
         nonlocal looked
+        prefetch = compat.redis_prefetch(inner)
+        # A worker that shuts down fetches nothing, and has no room however few messages it has.
+        is_full = compat.outstanding(inner) >= prefetch > 0
+        # Dramatiq would sleep as if there were no messages, and its threads would run dry.
+        wake.room = prefetch // 2 if is_full else None
         try:
             message: MessageProxy | None = next(inner)
             if message is None and time.monotonic() - looked > STRAYS_SECONDS:
@@ -86,10 +103,14 @@ def _polling(
                 release_strays(_delayed_in(thread))
         except redis_outages() as error:
             raise ConnectionClosed(error) from None
-        if message is None and wake.wait(_until_due(thread, _pause_after(inner, longest)) / 1000):
-            time.sleep(_until_due(thread, GATHER) / 1000)
+        if message is not None:
+            return message
+        wake.freed(inner)
+        if wake.wait(_until_due(thread, _pause_after(inner, longest)) / 1000):
+            if not is_full:
+                time.sleep(_until_due(thread, GATHER) / 1000)
             wake.clear()
-        return message
+        return None
 
     return take
 
@@ -199,7 +220,7 @@ def _put_away(broker: Any, queue_name: str, error: Exception) -> bool:
     for redis_id in bad:
         compat.do_nack(broker)(queue_name, redis_id)
     if bad:
-        _say(queue_name, told(error))
+        _say(queue_name, error_in_words(error))
     return bool(bad)
 
 
@@ -214,8 +235,8 @@ def _unsound(broker: Any, queue_name: str) -> Iterator[bytes]:
 
 def readable(bodies: Iterable[bytes | None], queue_name: str) -> list[MessageProxy]:
     """Return the messages that a worker can run."""
-    found = [body for body in bodies if body is not None and _is_sound(body, queue_name)]
-    return [MessageProxy(dramatiq.Message.decode(body)) for body in found]
+    good = [body for body in bodies if body is not None and _is_sound(body, queue_name)]
+    return [MessageProxy(dramatiq.Message.decode(body)) for body in good]
 
 
 def _is_sound(body: bytes, queue_name: str) -> bool:

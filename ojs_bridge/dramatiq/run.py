@@ -6,6 +6,7 @@ An exception keeps an actor from running, and a mark tells the consumer how a de
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from datetime import datetime
 from typing import Any
 
@@ -16,44 +17,42 @@ from typing_extensions import assert_never
 
 from ..bridge import Bridge
 from ..engine.carrying import NotCarried
-from ..engine.ports import Onward, Settlement
+from ..engine.layers import TaskPolicy
 from ..engine.reservations import TakenOver
-from ..engine.runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
+from ..engine.runs import Begun, Drop, Lost, Onward, Postpone, Refuse, Run, Settlement
 from ..engine.storage_retry import at_once
 from ..errors import InvalidRetryPolicy, InvalidState, StoreError, Unroutable, Unstorable
 from ..messages import HEADER
 from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
 from ..rules.job import Job
-from .acknowledging import Acknowledging, Ending, acknowledging_on
-from .actors import Actors
-from .brokers import told
+from .actors import Actors, names_exceptions
+from .brokers import error_in_words, is_refusal
 from .compat import message_in
 from .delivery import (
+    ENDING,
     HOLD,
     NATIVE,
     UNBEGUN,
     Delivery,
+    Ending,
     Exit,
     delivery_of,
-    keep_what_is_delivered,
+    drop,
     publication,
     restore_arguments,
+    stock_logger,
+    tell_end,
 )
 from .holding import GiveUp, Holding, is_old
-from .native_options import announce_exhaustion, say_end, say_retry
-from .on_rabbitmq import is_refusal
-from .other_middleware import drop
-from .publishing import READ, Outgoing, can_carry, carry_wishes, send_on
+from .publishing import READ, WISHING, Outgoing, can_carry, carry_wishes, send_on
 from .translate import (
     FRAMEWORK,
     LostAttempt,
     Refused,
     bare_job,
     encodable,
-    failed_options,
     job_of,
     max_age,
-    names_exceptions,
     next_options,
     outcome,
 )
@@ -72,12 +71,6 @@ class Runs:
         self.bridge = bridge
         self.actors = actors
         self.holding = holding
-        self.acknowledging: Acknowledging | None = None
-
-    def boot(self, broker: Broker) -> None:
-        """Choose how a job that succeeded is acknowledged on this broker, and keep what is delivered."""
-        self.acknowledging = acknowledging_on(broker, self.bridge)
-        keep_what_is_delivered()
 
     def begin(self, broker: Broker, message: Any) -> None:
         """Begin a job: its actor runs, or this raises an exception that keeps the actor from running."""
@@ -123,20 +116,13 @@ class Runs:
             delivery.settle(NATIVE)
 
     def end(self, broker: Broker, message: Any, exception: BaseException | None) -> bool:
-        """Have the outcome judged and the decision carried out; False if Dramatiq itself is to retry."""
+        """Judge the outcome and carry the decision out; False if Dramatiq itself is to retry."""
         delivery: Delivery = message.ojs_delivery or delivery_of(message)
-        within, delivery.within = delivery.within, None
-        if within is None:
-            return self._end(broker, message, delivery, exception)
-        try:
-            ended = self._end(broker, message, delivery, exception)
-        except BaseException as error:
-            within.__exit__(type(error), error, error.__traceback__)
-            raise
-        within.__exit__(None, None, None)
-        return ended
-
-    def _end(self, broker: Broker, message: Any, delivery: Delivery, exception: BaseException | None) -> bool:
+        if delivery.within is not None:
+            with ExitStack() as leaving:
+                leaving.push(delivery.within)
+                delivery.within = None
+                return self.end(broker, message, exception)
         if exception is None and delivery.exit is UNBEGUN:
             delivery.exit = NATIVE
             delivery.begun = None
@@ -196,7 +182,7 @@ class ActorRun:
         self._delivery.settle(HOLD)
         begun = self._begun(task)
         if self._held:
-            self._holding.begins(self._proxy)
+            self._holding.begins(self._broker, self._proxy)
         match begun:
             case Postpone() | Drop():
                 raise SkipMessage(_why(begun))
@@ -234,7 +220,8 @@ class ActorRun:
         bare = Job(str(message.message_id), message.actor_name, message.queue_name)
         try:
             bare = bare_job(message, max_age(self._broker, message))
-            carry_wishes(message.options)
+            if not WISHING.isdisjoint(message.options):
+                carry_wishes(message.options)
             if not names_exceptions(message.options.get("throws")):
                 logger.warning("job %s: its throws option names no exception classes", bare)
                 del message.options["throws"]
@@ -243,7 +230,9 @@ class ActorRun:
                 own = self._runs.actors.of_message(task, message)
             except InvalidRetryPolicy as error:
                 return self._engine.refuse(job if isinstance(job, Job) else bare, error)
-            return self._engine.begin(job, bare, own, publication=publication_, wait=self._keeps)
+            return self._engine.begin(
+                job, bare, own, publication=publication_, redelivered=not publication_, wait=self._keeps
+            )
         except GiveUp:
             raise
         except Exception as error:
@@ -269,7 +258,7 @@ class ActorRun:
             if put is not None:
                 raise SkipMessage(_why(early))
         if self._held:
-            self._holding.begins(self._proxy)
+            self._holding.begins(self._broker, self._proxy)
         self._delivery.exit = NATIVE
 
     def _put_aside(self, begun: Postpone | Drop) -> Postpone | Drop | Refuse | None:
@@ -312,7 +301,7 @@ class ActorRun:
             raise GiveUp from None
 
     def end(self, task: TaskPolicy, begun: Any, exception: BaseException | None) -> None:
-        """Have an outcome judged and the decision carried out; raises TakenOver for a success.
+        """Judge an outcome and carry the decision out; raises TakenOver for a success.
 
         A delivery whose decision finds no place goes back to its queue.
         """
@@ -346,16 +335,16 @@ class ActorRun:
             self._engine.reservations.expire(run)
 
     def _conclude(self, begun: Run | Lost | Refuse, exception: BaseException | None) -> None:
-        """Have an outcome judged and the decision carried out, and try again as long as it finds no place."""
+        """Judge an outcome and carry the decision out; try again as long as it finds no place."""
         run = begun.run if isinstance(begun, Lost) else begun
         self._engine.settling.check(run)
         decision = self._judge(begun, exception)
-        succeeded, joint = isinstance(decision, Complete), self._runs.acknowledging
-        if succeeded and joint and isinstance(run, Run) and run.reservation:
-            # It is settled with its acknowledgement, when all other middleware has heard of it.
-            self._delivery.ending, self._delivery.exit = Ending(joint, run), Exit.ENDING
+        succeeded = isinstance(decision, Complete)
+        if succeeded and isinstance(run, Run) and run.reservation:
+            # It is settled before its acknowledgement, when all other middleware has heard of it.
+            self._delivery.ending, self._delivery.exit = Ending(self._engine, run), ENDING
             return
-        is_native = isinstance(run, Run) and run.layers.is_native
+        is_native = isinstance(run, Run) and run.task.layers.is_native
         goes_on = is_native and isinstance(decision, (RetryAt, SnoozeUntil))
         # Under Dramatiq alone a retry has the arguments as the actor has changed them.
         if not (succeeded or (goes_on and can_carry(self._proxy, run.job))):
@@ -386,14 +375,15 @@ class ActorRun:
                 return self._engine.judge(begun, None)
             case Run():
                 options = self._broker.get_actor(self._proxy.actor_name).options
-                errors, retries = begun.task.errors, begun.layers.retries
+                errors, retries = begun.task.errors, begun.task.layers.retries
                 return self._engine.judge(begun, outcome(self._proxy, options, exception, errors, retries))
 
     def message(self, onward: Onward | None) -> Outgoing:
         """Return the message as it came, or as it goes on."""
         if onward is None:
             return Outgoing(self._proxy, self._broker)
-        options = next_options(onward.job, onward.header) | failed_options(onward.failure)
+        failure = onward.decision.failure if isinstance(onward.decision, RetryAt) else None
+        options = next_options(onward.job, onward.header, failure)
         return Outgoing(self._proxy.copy(options=options), self._broker, options)
 
     def publish(self, outgoing: Outgoing, at: datetime) -> None:
@@ -404,10 +394,10 @@ class ActorRun:
             raise
         except Exception as error:
             if is_refusal(error):
-                raise Unroutable(told(error)) from error
+                raise Unroutable(error_in_words(error)) from error
             plain = encodable(outgoing.message)
             if plain is outgoing.message:
-                raise NotSent(f"the broker took no retry: {told(error)}") from error
+                raise NotSent(f"the broker took no retry: {error_in_words(error)}") from error
             send_on(self._engine, self._broker, self._proxy, plain, at)
 
     def leave(self, settlement: Settlement[Outgoing]) -> None:
@@ -429,7 +419,8 @@ class ActorRun:
                     self._proxy.options.update(settlement.message.options)
                 self._delivery.exit = Exit.DROP
                 if isinstance(goes_on, RetryAt):
-                    say_retry(settlement.job.id, goes_on)
+                    wait, job_id = goes_on.delay * 1000, settlement.job.id
+                    stock_logger.info("Retrying message %r in %d milliseconds.", job_id, wait)
             case never:
                 assert_never(never)
 
@@ -438,12 +429,11 @@ class ActorRun:
     ) -> None:
         """Mark the message failed, so that results, pipelines and other middleware see the end of the job."""
         job = settlement.job
-        options = next_options(job, self._engine.keeping.last_header(job)) | failed_options(decision.failure)
+        options = next_options(job, self._engine.keeping.last_header(job), decision.failure)
         self._proxy.options.update(options, retries=job.attempt)
         self._proxy.fail()
         self._delivery.exit = leaves
-        say_end(job.id, decision)
-        announce_exhaustion(self._broker, self._proxy, settlement.begun, decision)
+        tell_end(self._broker, self._proxy, settlement.begun, decision)
 
 
 def _why(begun: Postpone | Drop) -> str:

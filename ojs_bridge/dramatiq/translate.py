@@ -16,12 +16,12 @@ from dramatiq.errors import Retry as NativeRetry
 from dramatiq.middleware import AgeLimit, Interrupt, Shutdown, TimeLimitExceeded
 from dramatiq.middleware.middleware import MiddlewareError
 
-from ..engine.retry_on import RetryOn
-from ..errors import InvalidRetryPolicy, InvalidState
+from ..engine.layers import RetryOn
+from ..errors import InvalidRetryPolicy, InvalidState, Unpublishable
 from ..messages import HEADER, RETRY_OPTION
 from ..rules.failures import ErrorMap, Failure, Interrupted, Mapped, Outcome, outcome_of
 from ..rules.job import Header, Job, count_of, decoded
-from .compat import REDIS_ID, message_in
+from .compat import message_in
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -51,7 +51,7 @@ def bare_job(message: dramatiq.Message[Any] | MessageProxy, age: float | None = 
 
     `age` is the number of milliseconds after which AgeLimit drops the message.
     """
-    retries = count_of(message.options.get("retries")) or 0
+    wish, retries = message.options.get(RETRY_OPTION), count_of(message.options.get("retries")) or 0
     created_at = time_of(message.message_timestamp)
     return Job(
         # A producer may have given it another type, which stores, events and replays do not know.
@@ -60,7 +60,8 @@ def bare_job(message: dramatiq.Message[Any] | MessageProxy, age: float | None = 
         queue=message.queue_name,
         attempt=1 + retries,
         fence=retries,
-        retry=_wish(message.options),
+        # The producer did not turn it into a header.
+        retry=dict(wish) if wish and isinstance(wish, Mapping) else None,
         created_at=created_at,
         expires=time_of(message.message_timestamp + age) if age and created_at else None,
     )
@@ -68,7 +69,8 @@ def bare_job(message: dramatiq.Message[Any] | MessageProxy, age: float | None = 
 
 def max_age(broker: Broker, message: dramatiq.Message[Any]) -> float | None:
     """Return the number of milliseconds after which the broker's AgeLimit drops a message, if it does."""
-    limit = next((m.max_age for m in broker.middleware if isinstance(m, AgeLimit)), None)
+    limits = [m.max_age for m in broker.middleware if isinstance(m, AgeLimit)]
+    limit = limits[0] if limits else None
     actor = broker.actors.get(message.actor_name)
     age = message.options.get("max_age") or (actor.options.get("max_age", limit) if actor else limit)
     return age if isinstance(age, (int, float)) else None
@@ -87,12 +89,6 @@ def job_of(message: dramatiq.Message[Any], bare: Job) -> Job | InvalidState:
     return decoded(message.options.get(HEADER), bare, message.options.get("retries"))
 
 
-def _wish(options: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the partial policy in a message's `ojs_retry`, which its producer did not turn into a header."""
-    retry = options.get(RETRY_OPTION)
-    return dict(retry) if retry and isinstance(retry, Mapping) else None
-
-
 def outcome(
     message: MessageProxy | dramatiq.Message[Any],
     options: Mapping[str, Any],
@@ -106,13 +102,18 @@ def outcome(
         exc = exc.__cause__
     if isinstance(exc, Shutdown):
         return Interrupted()
-    found = outcome_of(exc, errors, None if isinstance(exc, NativeRetry) else retry_on.rules_out(exc))
-    if not isinstance(found, Failure):
-        return found
+    result = outcome_of(exc, errors, None if isinstance(exc, NativeRetry) else retry_on.rules_out(exc))
+    if not isinstance(result, Failure):
+        return result
     if isinstance(exc, NativeRetry):
-        found = dataclasses.replace(found, retry_after=_hint(exc.delay))
-    final = _ruled_out(message, options, exc)
-    return found if final is None else dataclasses.replace(found, final=final)
+        result = dataclasses.replace(result, retry_after=_hint(exc.delay))
+    throws = message.options.get("throws") or options.get("throws")
+    if throws and isinstance(exc, throws):
+        return dataclasses.replace(result, final=THROWN)
+    retry_when = options.get("retry_when")
+    if retry_when is not None and not _wanted(retry_when, message.options.get("retries", 0), exc):
+        return dataclasses.replace(result, final=RETRY_WHEN_SAID_NO)
+    return result
 
 
 def _hint(milliseconds: Any) -> timedelta | None:
@@ -127,24 +128,6 @@ def _hint(milliseconds: Any) -> timedelta | None:
         return None
 
 
-def _ruled_out(
-    message: MessageProxy | dramatiq.Message[Any], options: Mapping[str, Any], exc: BaseException
-) -> str | None:
-    throws = message.options.get("throws") or options.get("throws")
-    if throws and isinstance(exc, throws):
-        return THROWN
-    retry_when = options.get("retry_when")
-    if retry_when is not None and not _wanted(retry_when, message.options.get("retries", 0), exc):
-        return RETRY_WHEN_SAID_NO
-    return None
-
-
-def names_exceptions(throws: Any) -> bool:
-    """Return whether a `throws` option can be matched; with any other value Dramatiq loses a thread."""
-    classes = throws if isinstance(throws, tuple) else (throws,)
-    return not throws or all(isinstance(cls, type) for cls in classes)
-
-
 def _wanted(retry_when: Callable[[int, BaseException], bool], retries: int, exc: BaseException) -> bool:
     try:
         return bool(retry_when(retries, exc))
@@ -153,37 +136,17 @@ def _wanted(retry_when: Callable[[int, BaseException], bool], retries: int, exc:
         return True
 
 
-def next_options(job: Job, header: Header | None) -> dict[str, Any]:
-    """Return the options of a job's next message; the native counter stays in step."""
+def next_options(job: Job, header: Header | None, failure: Failure | None) -> dict[str, Any]:
+    """Return the options of a job's next message: the native counter in step, and what dashboards show."""
     options: dict[str, Any] = {"retries": job.attempt - 1}
     if header is not None:
         options[HEADER] = header.state
+    if failure is not None:
+        # No source files are read for it.
+        lines = ["Traceback (most recent call last):", *[f"  {frame}" for frame in failure.backtrace]]
+        options["traceback"] = "\n".join([*lines, f"{failure.type}: {failure.message}"])
+        options["requeue_timestamp"] = int(time.time() * 1000)
     return options
-
-
-def failed_options(failure: Failure | None) -> dict[str, Any]:
-    """Return the options by which dashboards know a job that has failed."""
-    if failure is None:
-        return {}
-    return {"requeue_timestamp": int(time.time() * 1000), "traceback": traceback_text(failure)}
-
-
-def traceback_text(failure: Failure) -> str:
-    """Return the traceback for dashboards, made without reading source files."""
-    frames = "".join(f"  {frame}\n" for frame in failure.backtrace)
-    return f"Traceback (most recent call last):\n{frames}{failure.type}: {failure.message}"
-
-
-def replayed_options(options: Mapping[str, Any], header: Header) -> dict[str, Any]:
-    """Return the options of a dead letter's message for its replay."""
-    spent = ("retries", "traceback", "requeue_timestamp", "eta", REDIS_ID, RETRY_OPTION)
-    return {**{k: v for k, v in options.items() if k not in spent}, HEADER: header.state}
-
-
-def parked_options(options: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a parked retry's message for its publication."""
-    own = ("eta", REDIS_ID)
-    return {**{k: v for k, v in options.items() if k not in own}, HEADER: dict(state)}
 
 
 def encodable(message: MessageProxy | dramatiq.Message[Any]) -> dramatiq.Message[Any]:
@@ -221,7 +184,10 @@ def original(message: MessageProxy | dramatiq.Message[Any]) -> dict[str, Any]:
 
 
 def restored(message: Mapping[str, Any]) -> dramatiq.Message[Any]:
-    """Return the message that the store kept as `original` made it."""
-    text: str = message["encoded"]
-    raw = base64.b64decode(text) if message["encoding"] == "base64" else text.encode("utf-8")
-    return dramatiq.Message.decode(raw)
+    """Return the message that the store kept as `original` made it; raises Unpublishable if it is damaged."""
+    try:
+        text: str = message["encoded"]
+        raw = base64.b64decode(text) if message["encoding"] == "base64" else text.encode("utf-8")
+        return dramatiq.Message.decode(raw)
+    except Exception as error:
+        raise Unpublishable(f"its message is damaged: {type(error).__name__}: {error}") from error

@@ -37,7 +37,7 @@ class Watch:
         #: What the last look found not started: Dramatiq puts a thread in its place before it starts it.
         self._unstarted: set[threading.Thread] = set()
         self._thread = threading.Thread(target=self._run, name="ojs-watch", daemon=True)
-        #: Whether the process was told to end, because threads died again and again.
+        #: Whether the process was asked to end, because threads died again and again.
         self.gave_up = False
         self._thread.start()
 
@@ -82,7 +82,7 @@ class Watch:
         queue = getattr(old, "queue_name", None)
         what = f"the consumer thread of queue {queue!r}" if queue else old.name
         logger.error("%s has died, and is begun again; a job that it had waits in the broker", what)
-        self._take_note()
+        self._note_death()
         try:
             if queue:
                 # The messages that it held go back to their queue.
@@ -93,7 +93,7 @@ class Watch:
             threads[place] = old
             logger.error("%s could not be begun again: %r", what, error)
 
-    def _take_note(self) -> None:
+    def _note_death(self) -> None:
         now = time.monotonic()
         if now - self._last_death > STEADY_SECONDS:
             self._first_death = now

@@ -82,12 +82,12 @@ class Canary:
 
 def _read(text: str) -> Percentages:
     try:
-        found = json.loads(text)
+        percentages = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if isinstance(found, bool) or not isinstance(found, (int, float, dict)):
+        percentages = None
+    if isinstance(percentages, bool) or not isinstance(percentages, (int, float, dict)):
         raise ConfigurationError(f"{VARIABLE}: {text!r} is neither a number nor a JSON object")
-    return found
+    return percentages
 
 
 def _place(job_id: str) -> int:

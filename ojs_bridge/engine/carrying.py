@@ -1,10 +1,13 @@
-"""The decisions are carried out: a job goes on or ends, in the store or through its adapter's outlet."""
+"""A decision is carried out: its job goes on or ends, and its run is settled."""
 
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Sequence
 from contextlib import nullcontext
-from datetime import datetime
+from datetime import datetime, timedelta
+from functools import partial
 
 from typing_extensions import assert_never
 
@@ -12,13 +15,111 @@ from ..errors import InvalidState
 from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
 from ..rules.failures import MAX_MESSAGE, Failure, cut, safe_repr
 from ..rules.job import Job
+from ..rules.policy import RetryPolicy
+from . import events
 from .context import Context
-from .keeping import Keeping
-from .ports import M, Onward, Outlet, Settlement
-from .runs import Postpone, Refuse, Run
-from .settling import Settling
+from .events import harmless
+from .keeping import Keeping, fates_of
+from .rates import Rates
+from .reservations import Reservations
+from .runs import M, Onward, Outlet, Postpone, Refuse, Run, Settlement
 
 logger = logging.getLogger("ojs_bridge")
+
+
+class Settling:
+    """Settles runs that have ended, and tells the log, the listeners and the instruments of their ends."""
+
+    def __init__(
+        self,
+        context: Context,
+        reservations: Reservations,
+        keeping: Keeping,
+        reservation: timedelta,
+        park_after: timedelta,
+    ) -> None:
+        self._store = context.store
+        self._now = context.clock
+        self._keeping = keeping
+        self._events = context.events
+        self._instruments = context.instruments
+        self._surely_held = reservation.total_seconds()
+        self._rates = Rates(context.store, context.clock, park_after) if context.store else None
+        self._reservations = reservations
+
+    def start(self) -> None:
+        """Start the thread that writes the rates; raises RuntimeError where none can start."""
+        if self._rates:
+            self._rates.start()
+
+    def check(self, run: Run | Refuse) -> None:
+        """Raise TakenOver for a run whose reservation ran out and was taken over: its outcome does not count.
+
+        The store is asked only if the reservation may have run out by this process's own clock.
+        """
+        if isinstance(run, Run) and run.reservation and time.monotonic() - run.since >= self._surely_held:
+            self._reservations.check(run)
+
+    def settle(self, run: Run | Refuse, decision: Decision) -> None:
+        """Settle a run whose decision was carried out, and tell the log and the listeners; never raises."""
+        if isinstance(run, Run):
+            if isinstance(decision, Complete):
+                with self._instruments.step("ojs.ack", run.job) if self._instruments.all else nullcontext():
+                    harmless(run.job, self._reservations.settle_success, run)
+            else:
+                harmless(run.job, self._reservations.settle, run, used=not isinstance(decision, GiveBack))
+        self._conclude(run, decision)
+
+    def settle_successes(self, runs: Sequence[Run]) -> None:
+        """Settle runs that have succeeded, in one step where the store can; never raises."""
+        if len(runs) == 1 or self._instruments.all or not self._reservations.settles_together:
+            for run in runs:
+                self.settle(run, Complete())
+        else:
+            harmless(runs[0].job, self._reservations.settle_successes, runs)
+            for run in runs:
+                self._conclude(run, Complete())
+
+    def _conclude(self, run: Run | Refuse, decision: Decision) -> None:
+        """Tell all that hear of it, each by itself, how a run has ended."""
+        job = run.job
+        if not isinstance(decision, Complete):
+            harmless(job, events.log, job, decision)
+        if job.operation:
+            self.tell_operation(job, decision)
+        seconds = time.monotonic() - run.since if isinstance(run, Run) else 0.0
+        if self._rates:
+            harmless(job, self._rates.count, job, decision, seconds)
+        if self._instruments.all:
+            harmless(job, self._instruments.concluded, run, decision, seconds)
+        if self._events.listeners:
+            limit = run.policy.max_attempts if isinstance(run, Run) else RetryPolicy().max_attempts
+            events_at = partial(events.of, job, decision, max_attempts=limit, seconds=seconds)
+            harmless(job, lambda: self._events.emit(events_at(at=self._now())))
+        if (job.errors or job.errors_dropped) and isinstance(decision, (Complete, Discarded)):
+            harmless(job, self._keeping.forget, job)
+
+    def tell_operation(self, job: Job, decision: Decision | None) -> None:
+        """Write what became of a job that a bulk operation has sent; None is the beginning of a run."""
+        if self._store is not None:
+            for fate in fates_of(job, decision, self._now()):
+                harmless(job, self._store.write_document, fate)
+
+    def release(self, run: Run) -> None:
+        """Release the reservation of a run that this process does not end; never raises."""
+        harmless(run.job, self._reservations.settle, run, used=False)
+
+    def settle_natively(self, run: Run) -> None:
+        """Settle the reservation of a run that the framework itself ends; never raises."""
+        harmless(run.job, self._reservations.settle, run)
+
+    def flush(self, seconds: float) -> bool:
+        """Write the rates, and let the listeners hear every event; return whether they have in time."""
+        deadline = time.monotonic() + seconds
+        self._reservations.flush(seconds)
+        if self._rates:
+            self._rates.close(seconds)
+        return self._events.flush(deadline - time.monotonic())
 
 
 class NotCarried(Exception):
@@ -130,17 +231,13 @@ class Carrying:
     def after(self, job: Job, decision: Decision) -> Job:
         """Return the job as it goes on, or as it ends: with its failure recorded (spec section 10)."""
         match decision:
-            case RetryAt():
-                return self._failed(job, decision.failure, decision.at)
             case SnoozeUntil():
                 return job.snoozed(decision.at)
-            case Discarded() | DeadLettered():
-                return self._failed(job, decision.failure)
+            case RetryAt() | Discarded() | DeadLettered():
+                next_at = decision.at if isinstance(decision, RetryAt) else None
+                trace = self._instruments.traceparent() if self._instruments.all else None
+                return job.failed(decision.failure, at=self._now(), next_at=next_at, traceparent=trace)
             case Complete() | GiveBack():
                 return job
             case _:
                 assert_never(decision)
-
-    def _failed(self, job: Job, failure: Failure, next_at: datetime | None = None) -> Job:
-        traceparent = self._instruments.traceparent() if self._instruments.all else None
-        return job.failed(failure, at=self._now(), next_at=next_at, traceparent=traceparent)

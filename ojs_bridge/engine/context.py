@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from ..errors import ConfigurationError
 from ..store import Store
 from .events import Dispatcher, Event
-from .history import History
 from .instruments import Instruments
-from .ports import DeadQueues, Publisher
 from .redaction import Redactor
+from .runs import DeadQueues, Publisher
 from .storage_retry import StorageRetry
 
 
@@ -19,12 +19,14 @@ from .storage_retry import StorageRetry
 class Context:
     """The store, the clock, the listeners and the adapters' publishers of one bridge.
 
-    `publishers` and `dead_queues` are by framework: an adapter adds its own when it is given the bridge.
+    A job's header carries `history` errors in `budget` bytes. `publishers` and `dead_queues` are by
+    framework: an adapter adds its own when it is given the bridge.
     """
 
     store: Store | None
     clock: Callable[[], datetime]
-    history: History
+    history: int
+    budget: int
     storage_retry: StorageRetry
     events: Dispatcher
     redactor: Redactor
@@ -32,8 +34,17 @@ class Context:
     publishers: dict[str, Publisher] = field(default_factory=dict)
     dead_queues: dict[str, DeadQueues] = field(default_factory=dict)
 
+    def store_for(self, what: str) -> Store:
+        """Return the store; raises ConfigurationError if there is none, naming what needs it."""
+        if self.store is None:
+            raise ConfigurationError(
+                f"{what} need a store: Bridge(store='sqlite:///ojs.db'), or OJS_BRIDGE_STORE"
+            )
+        return self.store
+
     def emit(self, event: Event) -> None:
         """Tell instruments of an event, and queue it for the listeners; never raises."""
-        self.instruments.heard(event)
+        if self.instruments.all:
+            self.instruments.heard(event)
         if self.events.listeners:
             self.events.emit([event])

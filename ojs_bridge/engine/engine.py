@@ -28,20 +28,17 @@ from ..rules.failures import (
     safe_repr,
 )
 from ..rules.job import Header, Job, encode
-from ..rules.patterns import check_errors
-from ..rules.policy import AnyPartial
+from ..rules.policy import AnyPartial, check_errors
 from ..store import MEMORY, Parked
 from . import events
-from .carrying import Carrying
+from .carrying import Carrying, Settling
 from .context import Context
-from .harmless import Harmless
+from .events import harmless
 from .instruments import Instrument
 from .keeping import Keeping, job_of_parked
-from .layers import Layers
-from .ports import DeadQueues, Publisher
+from .layers import Layers, TaskPolicy
 from .reservations import Reservations, Wait
-from .runs import Begun, Drop, Postpone, Refuse, Run, TaskPolicy
-from .settling import Settling
+from .runs import Begun, DeadQueues, Drop, Postpone, Publisher, Refuse, Run
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -52,7 +49,7 @@ MAX_SKEW = 2.0
 class Engine:
     """The retry semantics of one bridge, for the adapters.
 
-    `retry` is the app's default policy, and `errors` its error map. A header may have `budget` bytes.
+    `retry` is the app's default policy, and `errors` its error map.
     """
 
     def __init__(
@@ -61,10 +58,10 @@ class Engine:
         *,
         retry: AnyPartial | None,
         errors: Mapping[type[BaseException], Mapped],
-        budget: int,
         reservation: timedelta,
         park_after: timedelta,
         fail_open: bool,
+        settle_behind: bool,
     ) -> None:
         self.context = context
         self.store = context.store
@@ -72,16 +69,17 @@ class Engine:
         self.now = context.clock
         self.instruments = context.instruments
         self.reservations = Reservations(
-            context.store, context.storage_retry, reservation, context.clock, fail_open=fail_open
+            *(context.store, context.storage_retry, reservation, context.clock),
+            fail_open=fail_open,
+            settle_behind=settle_behind,
         )
-        self.settling = Settling(context, self.reservations, reservation, park_after)
         self.keeping = Keeping(context, self.reservations, park_after)
+        self.settling = Settling(context, self.reservations, self.keeping, reservation, park_after)
         self.carrying = Carrying(context, self.keeping, self.settling)
         #: Whether nobody needs to know that a job has begun.
         self.is_silent = context.store is None and not context.events.listeners
         self._retry = retry
         self._errors = errors
-        self._budget = budget
         self._rng: Rng = random
         self._fail_open = fail_open
         # An invalid default policy is raised here, not when the first job fails.
@@ -101,7 +99,7 @@ class Engine:
             self.context.dead_queues[framework] = dead_queues
 
     def instrument(self, instrument: Instrument) -> None:
-        """Have an instrument told of all jobs from now on."""
+        """Let an instrument watch all jobs from now on."""
         self.instruments.add(instrument)
         self.is_silent = False
 
@@ -138,6 +136,17 @@ class Engine:
                 apart,
             )
 
+    def start_threads(self) -> None:
+        """Start the threads that the first job would start; never raises.
+
+        Up to Python 3.11 an interrupt for a thread may strike the thread that it is just starting. Then the
+        first waits for ever, and so does every thread that starts another. A thread that cannot be started
+        now is started by the first job.
+        """
+        for start in (self.context.events.start, self.settling.start, *self.reservations.starts()):
+            with suppress(RuntimeError, StoreError):
+                start()
+
     def store_answers(self) -> bool:
         """Return whether jobs can begin now; without a store they always can begin."""
         try:
@@ -171,7 +180,7 @@ class Engine:
         """
         try:
             wire = task.of_job(retry).policy.to_ojs(only=retry)
-            return encode(job._replace(retry=wire, created_at=self.now()), budget=self._budget)
+            return encode(job._replace(retry=wire, created_at=self.now()), budget=self.context.budget)
         except (NotExpressible, InvalidState) as error:
             raise InvalidRetryPolicy([str(error)]) from None
 
@@ -182,6 +191,7 @@ class Engine:
         task: TaskPolicy,
         *,
         publication: str = "",
+        redelivered: bool = False,
         can_wait: bool = True,
         wait: Wait | None = None,
         reserve: bool = True,
@@ -189,27 +199,32 @@ class Engine:
         """Return whether a delivered job runs, waits, was lost, is a late copy, or cannot be read.
 
         `job` is the job by its header, or the error in its header; `bare` is the job as the framework alone
-        knows it. `publication` is the broker's name for the message, if it has one. If the store does not
+        knows it. `publication` is the broker's name for the message, if it has one. A message is
+        `redelivered` if the broker has lost its connection to the worker that had it. If the store does not
         answer, it is asked again as long as `wait`, which pauses, returns True; then this raises StoreError,
         unless the delivery cannot wait. A job that runs within its caller needs no reservation.
         """
         admitted = self.admit(job, bare, task)
         if isinstance(admitted, Refuse):
             return admitted
-        found: Begun = self.early(admitted.job) or admitted
-        if isinstance(found, Postpone):
-            return found
+        begun: Begun = self.early(admitted.job) or admitted
+        if isinstance(begun, Postpone):
+            return begun
         if reserve:
-            found = self.reservations.reserve(
-                admitted, _sender(job, bare, publication), can_wait=can_wait, wait=wait
+            begun = self.reservations.reserve(
+                admitted,
+                _sender(job, bare, publication),
+                can_wait=can_wait,
+                wait=wait,
+                gone=redelivered,
             )
-        if isinstance(found, Run) and found.job.operation:
-            self.settling.tell_operation(found.job, None)
-        if isinstance(found, Run) and self.context.events.listeners:
+        if isinstance(begun, Run) and begun.job.operation:
+            self.settling.tell_operation(begun.job, None)
+        if isinstance(begun, Run) and self.context.events.listeners:
+            job = begun.job
             # The attempt is reserved: no error may keep the job from its handler any more.
-            with Harmless(found.job):
-                self.context.events.emit([events.started(found.job, self.now())])
-        return found
+            harmless(job, lambda: self.context.events.emit([events.started(job, self.now())]))
+        return begun
 
     def early(self, job: Job) -> Postpone | None:
         """Return the postponement of a job that came before its time, or None."""
@@ -248,10 +263,10 @@ class Engine:
         early = self.early(begun.job)
         if early:
             return early
-        found = self.reservations.reserve_from(process, begun, _sender(job, bare, publication))
-        if isinstance(found, (Drop, Postpone)):
-            return found
-        return found._replace(job=found.job._replace(next_retry_at=None), abandoned=True)
+        reserved = self.reservations.reserve_from(process, begun, _sender(job, bare, publication))
+        if isinstance(reserved, (Drop, Postpone)):
+            return reserved
+        return reserved._replace(job=reserved.job._replace(next_retry_at=None), abandoned=True)
 
     def refuse(self, job: Job, error: InvalidState | InvalidRetryPolicy) -> Refuse:
         """Return the refusal of a job whose state or policy cannot be read, or carried on."""
@@ -266,10 +281,10 @@ class Engine:
     def judge(self, run: Run, outcome: BaseException | Outcome) -> Decision:
         """Return the decision about a job whose handler raised, came to an outcome, or succeeded (None)."""
         if isinstance(outcome, BaseException):
-            outcome = outcome_of(outcome, run.task.errors, run.layers.retries.rules_out(outcome))
-        capped = outcome is None or not run.layers.waits_are_native
-        is_told = outcome and self.instruments.all
-        with self.instruments.step("ojs.retry.evaluate", run.job) if is_told else nullcontext():
+            outcome = outcome_of(outcome, run.task.errors, run.task.layers.retries.rules_out(outcome))
+        capped = outcome is None or not run.task.layers.waits_are_native
+        is_measured = outcome and self.instruments.all
+        with self.instruments.step("ojs.retry.evaluate", run.job) if is_measured else nullcontext():
             return decide(run.policy, run.job, outcome, now=self.now(), rng=self._rng, capped=capped)
 
     def give_up(self, parked: Parked, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""The events of the Open Job Spec, the listeners that hear of them, and the lines of the log."""
+"""The events of the Open Job Spec, their listeners, the log about a job, and errors that touch no job."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from typing_extensions import assert_never
 from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
 from ..rules.failures import Failure
 from ..rules.job import Job, format_time
+from ..store import Parked
 from .forks import BetweenForks, starting
-from .logs import in_line
 
 logger = logging.getLogger("ojs_bridge")
 
+#: The largest number of events that wait for the listeners.
+MAX_WAITING = 10_000
 #: Where events come from: `ojs://{service}/workers/{instance}`.
 SOURCE = f"ojs://ojs-bridge/workers/{socket.gethostname()}"
 
@@ -72,25 +74,25 @@ def of(job: Job, decision: Decision, *, max_attempts: int, seconds: float, at: d
             return [_event("job.completed", job, at, **duration)]
         case SnoozeUntil():
             due = format_time(decision.at)
-            told = {
+            data = {
                 "next_retry_at": due,
                 "delay_ms": round(decision.delay * 1000, 3),
                 "reason": decision.reason,
             }
-            return [_event("job.snoozed", job, at, **duration, **told)]
+            return [_event("job.snoozed", job, at, **duration, **data)]
         case GiveBack():
             return [_event("job.released", job, at, **duration, reason=decision.reason)]
         case RetryAt():
             failed = _failed(job, decision.failure, at, duration, retryable=True)
             due = format_time(decision.at)
-            told = {
+            data = {
                 "max_attempts": max_attempts,
                 "next_retry_at": due,
                 "delay_ms": round(decision.delay * 1000, 3),
                 "error": _error(decision.failure),
                 "reason": decision.reason,
             }
-            return [failed, _event("job.retrying", job, at, **duration, **told)]
+            return [failed, _event("job.retrying", job, at, **duration, **data)]
         case Discarded() | DeadLettered():
             retryable = decision.cause == "exhausted"
             failed = _failed(job, decision.failure, at, duration, retryable=retryable)
@@ -125,12 +127,18 @@ def _ended(
         response_code=decision.failure.code,
         duration_ms=duration["duration_ms"],
     )
-    return [discarded, dead_letter("added", job, at)] if dead else [discarded]
+    return [discarded, _event("dead_letter.added", job, at)] if dead else [discarded]
 
 
-def dead_letter(what: str, job: Job, at: datetime, **data: Any) -> Event:
-    """Return a `dead_letter.*` event: added, retried or deleted."""
-    return _event(f"dead_letter.{what}", job, at, **data)
+def replayed(job: Job, at: datetime, rule: str = "") -> Event:
+    """Return the event of a replay: an operator's `retried`, or a rule's `replayed`."""
+    what, by = ("replayed", {"rule": rule}) if rule else ("retried", {})
+    return _event(f"dead_letter.{what}", job, at, replay_count=job.replay_count, **by)
+
+
+def deleted(job: Job, at: datetime) -> Event:
+    """Return the event of a dead letter that an operator has deleted."""
+    return _event("dead_letter.deleted", job, at)
 
 
 def pruned(count: int, at: datetime, *, policy: str) -> Event:
@@ -148,6 +156,34 @@ def cancelled(job: Job, at: datetime) -> Event:
 
 def _event(type_: str, job: Job, at: datetime, **data: Any) -> Event:
     return Event(type_, job.id, at, {"job_type": job.type, "queue": job.queue, **data})
+
+
+#: The fields of a record. A line about a job has those that are known of it.
+FIELDS = ("job_id", "job_type", "queue", "attempt", "decision", "error_type", "delay_ms")
+
+
+def add_facts(record: logging.LogRecord) -> bool:
+    """Give a record the facts of the job that its line begins with; the line itself has the job's id.
+
+    A record never takes the job along: a handler may keep a record's arguments, and a job has its errors.
+    """
+    args = record.args
+    if isinstance(args, tuple) and args and str(record.msg).startswith("job %s"):
+        job, *rest = args
+        facts = {"job_id": getattr(job, "id", job)}
+        if isinstance(job, (Job, Parked)):
+            facts.update(job_type=job.type, queue=job.queue, attempt=job.attempt)
+        vars(record).update({name: value for name, value in facts.items() if value})
+        record.args = (in_line(str(facts["job_id"])), *rest)
+    return True
+
+
+def in_line(text: str) -> str:
+    """Return a text that cannot begin a new line in the log."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+logging.getLogger("ojs_bridge").addFilter(add_facts)
 
 
 def log(job: Job, decision: Decision) -> None:
@@ -186,24 +222,23 @@ def log_failure(listener: Listener, event: Event) -> None:
 class Dispatcher:
     """Calls the listeners with each event, in order, on a thread of its own: a slow listener delays no job.
 
-    At most `limit` events wait. Further events are dropped, and the log has their number, so that a listener
-    that blocks costs neither memory nor jobs.
+    At most MAX_WAITING events wait. Further events are dropped, and the log has their number, so that a
+    listener that blocks costs neither memory nor jobs.
     """
 
-    def __init__(self, listeners: Sequence[Listener], *, limit: int = 10_000) -> None:
+    def __init__(self, listeners: Sequence[Listener]) -> None:
         #: Empty where nobody listens: then there is no event to make.
         self.listeners = tuple(listeners)
-        self._limit = limit
         self._listening = BetweenForks()
         self._pid = 0
-        self._queue: queue.Queue[Event] = queue.Queue(limit)
+        self._queue: queue.Queue[Event] = queue.Queue(MAX_WAITING)
         self._dropped = 0
 
     def emit(self, events: Sequence[Event]) -> None:
         """Queue events for the listeners; never blocks, never raises."""
         try:
             if self._pid != os.getpid():
-                self._start()
+                self.start()
         except RuntimeError as error:
             self._drop(len(events), f"the thread of the listeners cannot be started: {error}")
             return
@@ -215,7 +250,7 @@ class Dispatcher:
 
     def _drop(self, count: int, why: str) -> None:
         before, self._dropped = self._dropped, self._dropped + count
-        if before == 0 or before // self._limit < self._dropped // self._limit:
+        if before == 0 or before // MAX_WAITING < self._dropped // MAX_WAITING:
             with suppress(Exception):
                 logger.error("%s: %d events dropped so far", why, self._dropped)
 
@@ -232,12 +267,15 @@ class Dispatcher:
                 self._queue.all_tasks_done.wait(left)
         return True
 
-    def _start(self) -> None:
-        """Start the thread of this process: a fork inherits neither the thread nor its parent's events."""
+    def start(self) -> None:
+        """Start the thread of this process, if anybody listens; raises RuntimeError where none can start.
+
+        A fork inherits neither the thread nor its parent's events.
+        """
         with starting.lock:
-            if self._pid == os.getpid():
+            if self._pid == os.getpid() or not self.listeners:
                 return
-            self._queue = queue.Queue(self._limit)
+            self._queue = queue.Queue(MAX_WAITING)
             threading.Thread(target=self._run, args=(self._queue,), name="ojs-events", daemon=True).start()
             self._pid = os.getpid()
 
@@ -256,3 +294,38 @@ class Dispatcher:
                 # Not even a sys.exit() may end the thread: the other listeners need it.
                 with suppress(Exception):
                     log_failure(listener, event)
+
+
+#: Says whether an exception comes from outside, to end what the thread does: a time limit, or a shutdown.
+Aimed: TypeAlias = Callable[[BaseException], bool]
+
+_aimed: list[Aimed] = []
+
+
+def let_through(aimed: Aimed) -> None:
+    """Let exceptions through by which a framework interrupts a thread; the adapter calls this once."""
+    _aimed.append(aimed)
+
+
+def is_aimed(error: BaseException) -> bool:
+    """Return whether an exception is aimed at the thread, and not an error of the code that runs there."""
+    return isinstance(error, KeyboardInterrupt) or any(aimed(error) for aimed in _aimed)
+
+
+def log_error(error: BaseException, text: str, *values: object) -> None:
+    """Log an error; a log that fails harms nobody."""
+    with suppress(Exception):
+        logger.error(text, *values, exc_info=error)
+
+
+def harmless(job: Job, step: Callable[..., object], *arguments: Any, **named: Any) -> None:
+    """Take a step after a job's decision was carried out; its error goes to the log, and touches no job.
+
+    A time limit of the job, which is over, goes to the log, too. Other interrupts pass.
+    """
+    try:
+        step(*arguments, **named)
+    except BaseException as error:
+        if is_aimed(error) and not isinstance(error, Exception):
+            raise
+        log_error(error, "job %s: an error after its decision was carried out; the job is not affected", job)

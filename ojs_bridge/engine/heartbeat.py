@@ -19,8 +19,14 @@ from .forks import starting
 
 logger = logging.getLogger("ojs_bridge")
 
+#: The length of the name of a family in the names of its processes.
+FAMILY = 8
 #: How often a reservation is extended before it runs out.
 BEATS = 3
+#: How often, in seconds, a process that holds reservations ends a suspicion that it is dead.
+CLEAR_SECONDS = 1.5
+#: For how long a process whose connection the broker has lost stays under suspicion before it counts as dead.
+SUSPICION = timedelta(seconds=4)
 #: How many settled reservations the store forgets in one round trip, and how many seconds after the
 #: acknowledgement: a broker may miss one from a connection's last moments, and deliver the message again.
 _BATCH = 1000
@@ -47,6 +53,10 @@ def _has_ended(process: int) -> bool:
     return False
 
 
+def _family_of(holder: str) -> str:
+    return holder.rpartition(":")[2][:FAMILY]
+
+
 class Heartbeat:
     """The reservations that this process holds, and the thread that extends them.
 
@@ -59,20 +69,25 @@ class Heartbeat:
         self._length = length
         self._clock = clock
         #: The forks of one process share it: they are on one machine, and see each other's process numbers.
-        self._family = uuid.uuid4().hex[:8]
+        self.family = uuid.uuid4().hex[:FAMILY]
         self._pid = 0
         #: The name under which this process holds reservations.
         self.holder = ""
         self._live: dict[Reservation, None] = {}
         #: The time of the last extension that succeeded, and its reservations.
         self._extended: tuple[float, frozenset[Reservation]] = (0.0, frozenset())
+        #: What the store did not have at the last beat: a job that ends just then may still be held here.
+        self._missing = frozenset[Reservation]()
         self._unsettled: dict[Reservation, Settle] = {}
         self._unreleased: list[tuple[float, Settle]] = []
-        self._done: deque[tuple[float, Reservation]] = deque()
+        #: The keys of settled first attempts, by the second in which they were acknowledged: there are many.
+        self._done: deque[tuple[float, list[str]]] = deque()
         #: The time of the last loss of a connection to the broker.
         self._lost = 0.0
         #: The last outage of the store: from its first miss until a while after its last one.
         self._blind_since = self._blind_until = 0.0
+        #: When the store was last late with an answer, or gave none.
+        self._late = 0.0
 
     def start(self) -> None:
         """Start the thread of this process, once; raises StoreError where none can start."""
@@ -81,9 +96,9 @@ class Heartbeat:
         with starting.lock:
             if self._pid == os.getpid():
                 return
-            self.holder = f"{socket.gethostname()}:{os.getpid()}:{self._family}{uuid.uuid4().hex[:8]}"
+            self.holder = f"{socket.gethostname()}:{os.getpid()}:{self.family}{uuid.uuid4().hex[:8]}"
             self._live, self._unsettled, self._unreleased, self._done = {}, {}, [], deque()
-            self._extended = (0.0, frozenset())
+            self._extended, self._lost = (0.0, frozenset()), 0.0
             self._keep_beating()
             self._pid = os.getpid()
 
@@ -115,9 +130,25 @@ class Heartbeat:
         until = self._clock() + self._length
         return not self._store.extend([reservation], holder=self.holder, until=until)
 
+    def is_of_family(self, holder: str) -> bool:
+        """Return whether a holder was this process, or forked as this one was."""
+        return _family_of(holder) == self.family
+
     def is_orphaned(self, holder: str) -> bool:
         """Return whether a holder was a process forked as this one was, and has ended."""
-        return holder.rpartition(":")[2].startswith(self._family) and was_held_by(None, holder)
+        return self.is_of_family(holder) and was_held_by(None, holder)
+
+    def left_of(self, holder: str, *, gone: bool) -> timedelta | None:
+        """Return after which time a holder counts as dead; None if it is not suspected. Raises StoreError.
+
+        With `gone`, the broker has lost its connection to the holder. A holder that lives ends a suspicion
+        with its next beat.
+        """
+        suspected = self._store.suspect(_family_of(holder), gone=gone)
+        if suspected is None:
+            return None
+        # Before that time the holder could not end the suspicion, either.
+        return SUSPICION - min(suspected, timedelta(seconds=time.monotonic() - self._late))
 
     def asks_as_of(self, now: datetime) -> datetime:
         """Return the time before which a reservation must have run out to be taken over now.
@@ -130,9 +161,13 @@ class Heartbeat:
             return now
         return now - timedelta(seconds=here - self._blind_since) - self._length
 
+    def was_late(self) -> None:
+        """Note that the store was late with an answer."""
+        self._late = time.monotonic()
+
     def missed(self) -> None:
-        """Take note that the store could not be reached."""
-        here = time.monotonic()
+        """Note that the store could not be reached."""
+        here = self._late = time.monotonic()
         if here >= self._blind_until:
             self._blind_since = here
         self._blind_until = here + self._length.total_seconds()
@@ -146,16 +181,24 @@ class Heartbeat:
         self._unreleased.append((time.monotonic() + self._length.total_seconds(), settle))
 
     def forget_later(self, reservation: Reservation) -> None:
-        """Have the store delete a settled reservation after a while: its only message was acknowledged.
+        """Let the store delete a settled first attempt after a while: its only message was acknowledged.
 
         It stays if a connection is lost meanwhile: then the broker may have missed the acknowledgement.
         """
         with suppress(StoreError):
             self.start()
-        self._done.append((time.monotonic(), reservation))
+        now = time.monotonic()
+        if not self._done or now - self._done[-1][0] > 1 or self._done[-1][0] <= self._lost:
+            self._done.append((now, []))
+        self._done[-1][1].append(reservation.key)
 
     def lost_connection(self) -> None:
-        """Take note that a connection to the broker was lost."""
+        """Note that a connection to the broker was lost: from now on this process speaks for its family.
+
+        A child may hold its interpreter's lock for longer than a suspicion lasts.
+        """
+        with suppress(StoreError):
+            self.start()
         self._lost = time.monotonic()
 
     def close(self) -> None:
@@ -165,20 +208,24 @@ class Heartbeat:
 
     def _beat(self) -> None:
         between = self._length.total_seconds() / BEATS
-        pause = between
+        pause, due = min(between, CLEAR_SECONDS), time.monotonic() + between
         while True:
             time.sleep(pause)
             try:
-                self._catch_up()
-                self._extend()
-                self._forget_done()
-                pause = between
+                if self._live or self._lost:
+                    self._store.clear(self.family)
+                if time.monotonic() >= due:
+                    self._catch_up()
+                    self._extend()
+                    self._forget_done()
+                    due = time.monotonic() + between
+                pause = min(between, CLEAR_SECONDS)
             except Exception as error:
                 # After any error: if the heartbeat stopped, other workers would take over every live job.
                 if not isinstance(error, StoreError):
                     logger.exception("reservations were not extended, and are tried again")
                 self.missed()
-                pause = min(_REPEAT, between)
+                pause, due = min(_REPEAT, between), 0.0
 
     def _catch_up(self) -> None:
         """Settle and release the reservations that the store could not settle or release in time."""
@@ -196,21 +243,20 @@ class Heartbeat:
         if not live:
             return
         asked, until = time.monotonic(), self._clock() + self._length
-        gone = self._store.extend(live, holder=self.holder, until=until)
-        self._extended = asked, frozenset(live).difference(gone)
-        for reservation in gone:
+        gone = frozenset(self._store.extend(live, holder=self.holder, until=until))
+        self._extended = asked, frozenset(live) - gone
+        missing, self._missing = self._missing, gone
+        for reservation in gone & missing:
             if self._live.pop(reservation, self) is None:
                 logger.warning(
                     "job %s: its reservation ran out, and it may run a second time", reservation.key
                 )
 
     def _forget_done(self) -> None:
-        old = time.monotonic() - _FORGET_AFTER
+        old, keys = time.monotonic() - _FORGET_AFTER, list[str]()
         while self._done and self._done[0][0] < old:
-            batch: list[Reservation] = []
-            while self._done and self._done[0][0] < old and len(batch) < _BATCH:
-                at, reservation = self._done.popleft()
-                if at > self._lost:
-                    batch.append(reservation)
-            if batch:
-                self._store.expire(batch)
+            at, acknowledged = self._done.popleft()
+            if at > self._lost:
+                keys += acknowledged
+        for start in range(0, len(keys), _BATCH):
+            self._store.expire([Reservation(key, 0) for key in keys[start : start + _BATCH]])

@@ -1,4 +1,4 @@
-"""The instruments of a bridge: they are told of runs and of sent jobs in the thread that runs or sends.
+"""The instruments of a bridge: they hear of runs and of sent jobs in the thread that runs or sends.
 
 Listeners hear of the same later, on a thread of their own; only an instrument can be active around a handler.
 """
@@ -11,8 +11,7 @@ from typing import Any, TypeAlias
 
 from ..rules.decision import Decision
 from ..rules.job import Job
-from .events import Event
-from .harmless import is_aimed, log
+from .events import Event, is_aimed, log_error
 from .runs import Refuse, Run
 
 _Context: TypeAlias = AbstractContextManager[Any]
@@ -22,10 +21,10 @@ class Instrument:
     """An exporter that needs more than events; each method may stay as it is here."""
 
     def started(self) -> None:
-        """Take note that this process begins to work."""
+        """Begin to watch this process: it begins to work."""
 
     def stopped(self) -> None:
-        """Take note that this process ends its work."""
+        """End the watch of this process: it ends its work."""
 
     def sending(
         self, framework: str, type_: str, queue: str, carrier: MutableMapping[str, Any]
@@ -42,10 +41,10 @@ class Instrument:
         return None
 
     def concluded(self, run: Run | Refuse, decision: Decision, seconds: float) -> None:
-        """Take note of a decision that was carried out; a success may be told of after its run."""
+        """Measure a decision that was carried out; that of a success perhaps after its run."""
 
     def heard(self, event: Event) -> None:
-        """Take note of what an operator or retention did with jobs."""
+        """Measure what an operator or retention did with jobs."""
 
     def traceparent(self) -> str | None:
         """Return the trace context of the run of this thread, for the history of its job."""
@@ -136,8 +135,8 @@ class Instruments:
 
     def traceparent(self) -> str | None:
         """Return the trace context of the run of this thread; None if no instrument has any."""
-        found = (_safely(each.traceparent) for each in self.all)
-        return next((context for context in found if context), None)
+        contexts = (_safely(each.traceparent) for each in self.all)
+        return next((context for context in contexts if context), None)
 
 
 def _safely(call: Callable[..., Any], *arguments: Any) -> Any:
@@ -152,5 +151,5 @@ def _strikes(error: BaseException) -> bool:
     """Return whether an exception is aimed at the thread; an instrument's own error goes to the log."""
     if is_aimed(error):
         return True
-    log(error, "an instrument has failed")
+    log_error(error, "an instrument has failed")
     return False

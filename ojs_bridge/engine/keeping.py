@@ -1,4 +1,4 @@
-"""Jobs are kept in the store: as dead letters, and as parked retries."""
+"""Jobs are kept in the store: as dead letters, as parked retries, and the errors that a message drops."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from typing_extensions import assert_never
 
 from ..errors import InvalidState, NotExpressible, StoreError
 from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
-from ..rules.job import ErrorEntry, Header, Job, decode
+from ..rules.job import ErrorEntry, Header, Job, decode, encode, is_cut
 from ..rules.policy import RetryPolicy
-from ..store import Document, Letter, Parked, Settle, Store
+from ..store import Document, Letter, Parked, Settle
 from .context import Context
-from .harmless import Harmless
-from .layers import told_in_ojs
-from .ports import Message, Onward
+from .events import harmless
+from .layers import with_ojs_jitter
 from .reservations import Reservations, TakenOver
-from .runs import Postpone, Refuse, Run
+from .runs import Message, Onward, Postpone, Refuse, Run
 
 logger = logging.getLogger("ojs_bridge")
 
 T = TypeVar("T")
+
+NO_STORE = "this bridge has no store"
 
 #: What becomes of a job that a bulk operation has sent. It recovers if it succeeds after a failed attempt.
 Fate: TypeAlias = Literal["began", "failed", "succeeded", "recovered", "died", "discarded"]
@@ -39,24 +40,55 @@ class Keeping:
         #: A retry that is due later than that waits in the store.
         self.park_after = park_after
         self._now = context.clock
-        self._history = context.history
+        self._history, self._budget = context.history, context.budget
         self._retry = context.storage_retry
         self._reservations = reservations
 
-    def header(self, job: Job) -> Header:
+    def header(self, job: Job, *, ended: bool = False) -> Header:
         """Return a job's `ojs` header; the store keeps the errors for which the header has no room.
 
-        Raises InvalidState if the state is too long for any message.
+        For a job that has `ended` the store keeps none: its dead letter has all errors. Raises InvalidState
+        if the state is too long for any message.
         """
-        return self._history.header(job)
+        header = encode(job, history=self._history, budget=self._budget)
+        if header.left_out and self.store and not ended:
+            try:
+                self.store.keep_errors(job.letter_id, header.left_out)
+            except StoreError:
+                logger.exception(
+                    "job %s: %d entries of its error history are not kept", job, len(header.left_out)
+                )
+        return header
 
     def last_header(self, ended: Job) -> Header | None:
         """Return the header of a job that has ended; None if its state is too long for any message."""
         try:
-            return self._history.header(ended, ended=True)
+            return self.header(ended, ended=True)
         except InvalidState:
             logger.exception("job %s: its dead letter keeps the state that it came with", ended)
             return None
+
+    def whole(self, job: Job) -> tuple[ErrorEntry, ...]:
+        """Return every error: those of the message, and the rest from the store."""
+        if self.store is None or not _is_kept_elsewhere(job):
+            return job.errors
+        carried = {job.errors_dropped + index: entry for index, entry in enumerate(job.errors)}
+        whole = {place: entry for place, entry in carried.items() if not is_cut(entry)}
+        kept = dict(self.store.kept_errors(job.letter_id))
+        length = job.errors_dropped + len(job.errors)
+        if len(kept) + len(whole) < length and (earlier := self.store.get(job.letter_id)):
+            # This job has ended before; its delivery came again because it was not acknowledged in time. The
+            # letter of another job under its id has none of its errors.
+            times = {entry.get("timestamp") for entry in job.errors}
+            if any(entry.get("timestamp") in times for entry in earlier.errors):
+                kept = {**dict(enumerate(earlier.errors[:length])), **kept}
+        history = {**carried, **kept, **whole}
+        return tuple(history[place] for place in sorted(history))
+
+    def forget(self, job: Job) -> None:
+        """Delete the errors that the store keeps of a job that has ended; raises StoreError."""
+        if self.store and _is_kept_elsewhere(job):
+            self.store.forget_errors(job.letter_id)
 
     def is_buried(
         self,
@@ -89,18 +121,19 @@ class Keeping:
         `job` is the job as `after` returned it. Its letter replaces an earlier one of the job. Raises
         StoreError, and TakenOver.
         """
-        store, policy = self._needed(), begun.policy if isinstance(begun, Run) else RetryPolicy()
-        errors = self._history.whole(job)
+        if self.store is None:
+            raise StoreError(NO_STORE)
+        policy = begun.policy if isinstance(begun, Run) else RetryPolicy()
+        errors = self.whole(job)
         letter = letter_of(job, decision, policy, framework, message, errors, at=self._now())
-        earlier = self._retry.run(store.get, letter.id)
+        earlier = self._retry.run(self.store.get, letter.id)
         if earlier is None or earlier.failed_first_at == letter.failed_first_at:
-            self._write(begun, store.bury, letter)
+            self._write(begun, self.store.bury, letter)
             return
         # Another job had this id, and the store has forgotten its run.
         own = replace(letter, id=f"{letter.id}~{uuid.uuid4().hex}")
-        self._write(begun, store.bury, own)
-        with Harmless(job):
-            self._history.forget(job)
+        self._write(begun, self.store.bury, own)
+        harmless(job, self.forget, job)
 
     def parks(self, at: datetime) -> bool:
         """Return whether a job that is due at a time waits in the store rather than in the broker."""
@@ -114,10 +147,25 @@ class Keeping:
         message: Mapping[str, Any],
     ) -> None:
         """Write a parked retry to the store; raises StoreError, and TakenOver."""
-        store, job = self._needed(), onward.job
-        limit = begun.policy.max_attempts if isinstance(begun, Run) else job.attempt
-        parked = parked_of(onward, framework, message, max_attempts=limit, parked_at=self._now())
-        self._write(begun, store.park, parked)
+        if self.store is None:
+            raise StoreError(NO_STORE)
+        job = onward.job
+        parked = Parked(
+            id=job.id,
+            key=job.key,
+            fence=job.fence,
+            type=job.type,
+            queue=job.queue,
+            framework=framework,
+            attempt=job.attempt,
+            max_attempts=begun.policy.max_attempts if isinstance(begun, Run) else job.attempt,
+            next_retry_at=onward.at,
+            parked_at=self._now(),
+            reason=onward.decision.reason if onward.decision else "came before its time",
+            state=onward.header.state,
+            message=message,
+        )
+        self._write(begun, self.store.park, parked)
 
     def _write(
         self, begun: Run | Refuse | Postpone, write: Callable[[T, Settle | None], bool], record: T
@@ -127,11 +175,6 @@ class Keeping:
             self._retry.run(write, record, None)
         elif not self._reservations.settle_with(begun, write, record):
             raise TakenOver(begun.job)
-
-    def _needed(self) -> Store:
-        if self.store is None:
-            raise StoreError("this bridge has no store")
-        return self.store
 
 
 def letter_of(
@@ -174,20 +217,20 @@ def fates_of(job: Job, decision: Decision | None, at: datetime) -> Iterator[Docu
     """
     match decision:
         case None:
-            found: tuple[Fate, ...] = ("began",)
+            fates: tuple[Fate, ...] = ("began",)
         case Complete():
-            found = ("succeeded",) if job.attempt == 1 else ("recovered",)
+            fates = ("succeeded",) if job.attempt == 1 else ("recovered",)
         case RetryAt():
-            found = ("failed",)
+            fates = ("failed",)
         case Discarded():
-            found = ("failed", "discarded")
+            fates = ("failed", "discarded")
         case DeadLettered():
-            found = ("failed", "died")
+            fates = ("failed", "died")
         case SnoozeUntil() | GiveBack():
-            found = ()
+            fates = ()
         case _:
             assert_never(decision)
-    for fate in found:
+    for fate in fates:
         yield Document(fate_kind(job.operation, fate), job.key, at, {"id": job.letter_id})
 
 
@@ -198,31 +241,9 @@ def fate_kind(operation: str, fate: Fate) -> str:
 
 def _in_json(policy: RetryPolicy) -> dict[str, Any] | None:
     try:
-        return told_in_ojs(policy).to_ojs()
+        return with_ojs_jitter(policy).to_ojs()
     except NotExpressible:
         return None
-
-
-def parked_of(
-    onward: Onward, framework: str, message: Mapping[str, Any], *, max_attempts: int, parked_at: datetime
-) -> Parked:
-    """Return a job's retry as the store keeps it until a time."""
-    job = onward.job
-    return Parked(
-        id=job.id,
-        key=job.key,
-        fence=job.fence,
-        type=job.type,
-        queue=job.queue,
-        framework=framework,
-        attempt=job.attempt,
-        max_attempts=max_attempts,
-        next_retry_at=onward.at,
-        parked_at=parked_at,
-        reason=onward.reason,
-        state=onward.header.state,
-        message=message,
-    )
 
 
 def job_of_parked(parked: Parked) -> Job:
@@ -232,3 +253,8 @@ def job_of_parked(parked: Parked) -> Job:
         return decode(dict(parked.state), bare)
     except InvalidState:
         return bare
+
+
+def _is_kept_elsewhere(job: Job) -> bool:
+    """Return whether a job's message carries only a part of its history."""
+    return job.errors_dropped > 0 or any(is_cut(entry) for entry in job.errors)

@@ -1,15 +1,102 @@
-"""The layers of a job's policy: who said which field, from the framework to the job itself."""
+"""The layers of a job's policy, from the framework to the job itself, and the rule `retry_on` beside them."""
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from importlib import import_module
+from typing import Any, TypeAlias
 
+from ..errors import ConfigurationError
 from ..rules.backoff import CustomJitter, Rng
-from ..rules.policy import AnyPartial, RetryPolicy, said_by
-from .retry_on import ASKED, EVERY_FAILURE, RetryOn
+from ..rules.failures import ErrorMap, Response
+from ..rules.policy import AnyPartial, RetryPolicy, fields_of
+
+#: A value of `retry_on`: `"failure"`, `"asked"`, exception classes, or their dotted names.
+RetryOnLike: TypeAlias = "str | type[BaseException] | Sequence[str | type[BaseException]]"
+
+_FAILURE, _ASKED = "failure", "asked"
+#: Why a failure is not retried.
+NOT_ASKED = "which this task does not ask to retry"
+
+
+class RetryOn:
+    """The failures of a task that are retried, while attempts are left.
+
+    With `"failure"` all failures are retried, and with `"asked"` those for which the task's code asks. With
+    exception classes their instances are retried, too, but none of `never`. A class may be given by its name,
+    as in `"shop.SoldOut"`: a worker imports it when it starts. `place` is where the value was written. Raises
+    ConfigurationError.
+    """
+
+    def __init__(
+        self, said: RetryOnLike, place: str = "retry_on", *, never: tuple[type[BaseException], ...] = ()
+    ) -> None:
+        #: Whether every failure is retried.
+        self.is_every = said == _FAILURE
+        #: Whether a failure is retried only if the code asks for it.
+        self.is_asked = said == _ASKED
+        self._place, self._never = place, never
+        self._named = [] if self.is_every or self.is_asked else _listed(said, place)
+        self._classes: tuple[type[BaseException], ...] | None = None
+
+    def rules_out(self, exc: BaseException) -> str | None:
+        """Return why an error of the task's code is not retried, or None; raises ConfigurationError."""
+        if self.is_every or isinstance(exc, Response):
+            return None
+        if isinstance(exc, self.resolve()) and not isinstance(exc, self._never):
+            return None
+        return NOT_ASKED
+
+    def resolve(self) -> tuple[type[BaseException], ...]:
+        """Return the classes; raises ConfigurationError for a name that stands for no class."""
+        if self._classes is None:
+            self._classes = tuple(_class(self._place, named) for named in self._named)
+        return self._classes
+
+
+def _listed(said: object, place: str) -> list[Any]:
+    listed = [*said] if isinstance(said, (list, tuple)) else [said]
+    for named in listed:
+        if not ((isinstance(named, str) and named) or _is_exception(named)):
+            raise ConfigurationError(
+                f"{place}: {named!r} must be 'failure', 'asked', or exception classes, or names of them"
+            )
+    return listed
+
+
+def _class(place: str, named: Any) -> type[BaseException]:
+    cls: Any = imported(place, named)
+    if not _is_exception(cls):
+        raise ConfigurationError(f"{place}: {named!r} is no exception class")
+    return cls  # type: ignore[no-any-return]
+
+
+def _is_exception(cls: object) -> bool:
+    return isinstance(cls, type) and issubclass(cls, BaseException)
+
+
+#: The specification: every failure is retried that is not non-retryable.
+EVERY_FAILURE = RetryOn(_FAILURE)
+#: Only what the code of a task asks for.
+ASKED = RetryOn(_ASKED)
+
+
+def imported(place: str, name: Any) -> Any:
+    """Import a dotted name and return its value; a value that is no text is returned as it is.
+
+    A builtin needs no module. `place` is where the name was written. Raises ConfigurationError.
+    """
+    if not isinstance(name, str):
+        return name
+    module, _, attribute = name.rpartition(".")
+    try:
+        return getattr(import_module(module) if module else builtins, attribute)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"{place}: {name!r} cannot be imported: {error}") from error
+
 
 #: The field that says how often a job runs, and the fields that together say when.
 ATTEMPTS = "max_attempts"
@@ -22,7 +109,7 @@ NUMBERS = WAITS | {ATTEMPTS}
 class NativeJitter:
     """A framework's own way to draw a wait. It counts until an owner sets one of the fields in WAITS.
 
-    Then, and where a policy is told in JSON, `initial_interval` is `interval`, with which the specification's
+    Then, and where a policy stands in JSON, `initial_interval` is `interval`, with which the specification's
     jitter has the same mean below the cap. `said` is True if the task's own options ask for a jitter.
     """
 
@@ -43,7 +130,7 @@ def in_ojs(partial: Mapping[str, Any]) -> dict[str, Any]:
     return {**partial, "initial_interval": jitter.interval, "jitter": jitter.said}
 
 
-def told_in_ojs(policy: RetryPolicy) -> RetryPolicy:
+def with_ojs_jitter(policy: RetryPolicy) -> RetryPolicy:
     """Return a policy with the specification's jitter in the place of a framework's own."""
     if not isinstance(policy.jitter, NativeJitter):
         return policy
@@ -62,7 +149,7 @@ class Layers:
 
     framework: Mapping[str, Any] = field(default_factory=dict)
     app: AnyPartial | None = None
-    options: AnyPartial | None = None
+    options: Mapping[str, Any] | None = None
     message: Mapping[str, Any] | None = None
     install: Sequence[AnyPartial] = ()
     task: AnyPartial | None = None
@@ -71,19 +158,22 @@ class Layers:
 
     def policy(self) -> RetryPolicy:
         """Merge the layers; raises InvalidRetryPolicy."""
-        framework, message = self.framework, self.message
+        framework, options, message = self.framework, self.options, self.message
         if not NUMBERS.isdisjoint(self._numbers):
-            framework = _without(framework, WAITS)
+            framework = {name: value for name, value in framework.items() if name not in WAITS}
         if message and not INTERVALS.isdisjoint(self._said["install"] | self._said["task"]):
-            message = _without(message, INTERVALS)
-        layers = (framework, self.app, self.options, message, *self.install, self.task, self.job)
-        if WAITS.isdisjoint(self._numbers):
-            return RetryPolicy.merge(*layers)
-        return RetryPolicy.merge(*(in_ojs(each) if isinstance(each, Mapping) else each for each in layers))
+            message = {name: value for name, value in message.items() if name not in INTERVALS}
+        if not WAITS.isdisjoint(self._numbers):
+            # Only native options have a framework's own jitter.
+            options, message = options and in_ojs(options), message and in_ojs(message)
+        return RetryPolicy.merge(framework, self.app, options, message, *self.install, self.task, self.job)
 
     def owner(self, name: str) -> str | None:
         """Return the owner that has set a field: job, task, install or app; None if none has."""
-        return next((owner for owner, said in self._said.items() if name in said), None)
+        for owner, said in self._said.items():
+            if name in said:
+                return owner
+        return None
 
     @property
     def limit_is_native(self) -> bool:
@@ -111,10 +201,10 @@ class Layers:
     def _said(self) -> dict[str, frozenset[str]]:
         """The fields that each owner has set, the last owner first."""
         return {
-            "job": said_by(self.job),
-            "task": said_by(self.task),
-            "install": said_by(*self.install),
-            "app": said_by(self.app),
+            "job": frozenset(fields_of(self.job)),
+            "task": frozenset(fields_of(self.task)),
+            "install": frozenset().union(*map(fields_of, self.install)),
+            "app": frozenset(fields_of(self.app)),
         }
 
     @cached_property
@@ -127,5 +217,27 @@ class Layers:
         return (job - {ATTEMPTS}).union(*others) & NUMBERS
 
 
-def _without(partial: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
-    return {name: value for name, value in partial.items() if name not in names}
+@dataclass(frozen=True, slots=True)
+class TaskPolicy:
+    """The settings of one task or actor, resolved once: the policy of its layers, and its error map.
+
+    With `afresh` a job that was on its way when the bridge came, and is beyond its limit, begins at
+    attempt 1.
+    """
+
+    layers: Layers
+    policy: RetryPolicy
+    errors: ErrorMap
+    afresh: bool = False
+
+    def of_message(self, native: Mapping[str, Any]) -> TaskPolicy:
+        """Return the settings of a message that brings native options; raises InvalidRetryPolicy."""
+        layers = replace(self.layers, message=native)
+        return replace(self, layers=layers, policy=layers.policy())
+
+    def of_job(self, retry: AnyPartial | None) -> TaskPolicy:
+        """Return the settings of a job that may bring its own partial policy; raises InvalidRetryPolicy."""
+        if not retry:
+            return self
+        layers = replace(self.layers, job=retry)
+        return replace(self, layers=layers, policy=layers.policy())

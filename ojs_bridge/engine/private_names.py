@@ -92,14 +92,14 @@ class PrivateName:
     def wrapper(self) -> str:
         """The module that has wrapped the code with this name, as instrumentation does; "" without one."""
         owner = self._owner()
-        found: Any = inspect.getattr_static(owner, self.name, None) or _in_code_of(owner).get(self.name)
-        while hasattr(found, "__wrapped__"):
+        code: Any = inspect.getattr_static(owner, self.name, None) or _in_code_of(owner).get(self.name)
+        while hasattr(code, "__wrapped__"):
             # wrapt, which most instrumentation uses, has the function around it in this attribute.
-            by = getattr(found, "_self_wrapper", found)
+            by = getattr(code, "_self_wrapper", code)
             around = by.__globals__["__name__"] if type(by) is FunctionType else type(by).__module__
             if around.partition(".")[0] not in {self.framework, _OURS, *sys.stdlib_module_names}:
                 return str(around)
-            found = found.__wrapped__
+            code = code.__wrapped__
         return ""
 
     def _owner(self) -> Any:
@@ -128,7 +128,8 @@ def missing_vital(names: Iterable[PrivateName], uses: Container[str]) -> list[Pr
 
     The log tells of the other names that are missing, and of vital names that somebody has wrapped.
     """
-    needed = [name for name in names if name.is_expected and (not name.only or name.only in uses)]
+    # A framework that no use needs may not be installed.
+    needed = [name for name in names if (not name.only or name.only in uses) and name.is_expected]
     missing = [name for name in needed if name.is_missing]
     lost = [name for name in missing if name.keeps_jobs]
     if lost:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,10 +19,12 @@ from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBa
 from ..rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH
 from ..rules.job import Job, parse_time
 from ..store import BOUNDS, SECONDS, Rate, Store
-from .periodic import PERIOD, Periodic
+from .forks import starting
 
 logger = logging.getLogger("ojs_bridge")
 
+#: The seconds between two writes.
+PERIOD = 5.0
 #: The largest number of ended runs that wait to be added up, and of counts that wait to be written.
 MAX_ENDED, MAX_COUNTS = 100_000, 5_000
 #: The job type and queue of the runs for which there is no room.
@@ -32,28 +35,48 @@ Key: TypeAlias = tuple[int, str, str, str]
 
 
 class Rates:
-    """Counts how runs end. A count costs a run no more than an append; a store that is away costs counts."""
+    """Counts how runs end. A count costs a run no more than an append; a store that is away costs counts.
 
-    def __init__(
-        self, store: Store, clock: Callable[[], datetime], soon: timedelta, *, period: float = PERIOD
-    ) -> None:
+    A thread of the process writes what was counted. A forked child has a thread of its own.
+    """
+
+    def __init__(self, store: Store, clock: Callable[[], datetime], soon: timedelta) -> None:
         self._store, self._clock, self._soon = store, clock, soon
-        self._periodic = Periodic("ojs-rates", self._begin, period)
+        #: The process whose thread runs.
+        self._pid = 0
+        self._over = threading.Event()
         self._ended: deque[tuple[Job, Decision, float]] = deque(maxlen=MAX_ENDED)
 
     def count(self, job: Job, decision: Decision, seconds: float) -> None:
         """Count a run that took so long; raises RuntimeError where no thread can start."""
-        if self._periodic.pid != os.getpid():
-            self._periodic.start()
+        if self._pid != os.getpid():
+            self.start()
         self._ended.append((job, decision, seconds))
 
-    def close(self, seconds: float) -> None:
-        """Write what was counted, and wait for that for some seconds at most."""
-        self._periodic.close(seconds)
+    def start(self) -> None:
+        """Start the thread of this process, unless it runs; raises RuntimeError where none can start."""
+        with starting.lock:
+            if self._pid == os.getpid():
+                return
+            self._ended, self._over = deque(maxlen=MAX_ENDED), threading.Event()
+            sums = Sums(self._store, self._clock, self._soon, self._ended)
+            self._thread = threading.Thread(
+                target=self._keep_writing, args=(sums, self._over), name="ojs-rates", daemon=True
+            )
+            self._thread.start()
+            self._pid = os.getpid()
 
-    def _begin(self) -> Callable[[], None]:
-        self._ended = deque(maxlen=MAX_ENDED)
-        return Sums(self._store, self._clock, self._soon, self._ended).write
+    def close(self, seconds: float) -> None:
+        """Write what was counted, and wait for that for some seconds at most. A later start begins anew."""
+        if self._pid == os.getpid():
+            self._pid = 0
+            self._over.set()
+            self._thread.join(seconds)
+
+    def _keep_writing(self, sums: Sums, over: threading.Event) -> None:
+        while not over.wait(PERIOD):
+            sums.write()
+        sums.write()
 
 
 class Sums:

@@ -41,10 +41,10 @@ class Redactor:
         """Return a kept message as it may be shown, and the secrets to be taken out of all other texts."""
         whole = read_message(message)
         secrets, shown = self.secrets(whole), self.reading(whole)
-        told = without({"args": shown.args, "kwargs": shown.kwargs, "meta": shown.meta}, secrets)
-        hidden = [name for name, value in told.items() if value != getattr(whole, name)]
+        parts = without({"args": shown.args, "kwargs": shown.kwargs, "meta": shown.meta}, secrets)
+        hidden = [name for name, value in parts.items() if value != getattr(whole, name)]
         rest = {"parameters": [*shown.names], "note": shown.note, "hidden": hidden}
-        return {**told, "redacted": True, **rest}, secrets
+        return {**parts, "redacted": True, **rest}, secrets
 
     def reading(self, reading: Reading) -> Reading:
         """Return a message as it may be shown."""
@@ -59,8 +59,8 @@ class Redactor:
         """Return the texts that the redaction hides, the longest first, to be taken out of errors as well."""
         shown = self.reading(reading)
         pairs = [(reading.args, shown.args), (reading.kwargs, shown.kwargs), (reading.meta, shown.meta)]
-        found = {text for before, after in pairs for text in _hidden(before, after)}
-        return sorted((text for text in found if len(text) >= _TELLING), key=len, reverse=True)
+        texts = {text for before, after in pairs for text in _hidden(before, after)}
+        return sorted((text for text in texts if len(text) >= _TELLING), key=len, reverse=True)
 
     def _by_name(self, name: str, value: Any) -> Any:
         return HIDDEN if name.casefold() in self._names else value

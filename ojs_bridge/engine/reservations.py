@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
@@ -16,7 +16,8 @@ from ..errors import StoreError, Unstorable
 from ..rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
 from ..rules.job import Job
 from ..store import Grant, Reservation, ReserveAnswer, Settle, Store, from_ms, to_ms
-from .heartbeat import Heartbeat, was_held_by
+from .behind import Behind
+from .heartbeat import SUSPICION, Heartbeat, was_held_by
 from .runs import Drop, Lost, Postpone, Run
 from .storage_retry import StorageRetry
 
@@ -24,8 +25,13 @@ logger = logging.getLogger("ojs_bridge")
 
 #: How long a settled reservation is remembered, so that a late copy of its message is dropped.
 KEEP = timedelta(days=1)
-#: How soon at the least a delivery asks again for an attempt that is reserved.
-ASK_AGAIN = timedelta(seconds=1)
+#: How soon, at the least and at the most, a delivery asks again for an attempt that is reserved: its holder
+#: may be suspected meanwhile.
+ASK_AGAIN, ASK_AT_LAST = timedelta(seconds=1), timedelta(seconds=5)
+#: After how long an answer of the store is so late that others may still wait to end a suspicion.
+LATE = timedelta(seconds=0.5)
+#: For how long a process that ends, or has the same job again, waits until its successes are settled.
+FLUSH_SECONDS = 2.0
 #: Waits after the store did not answer; returns whether to ask it again.
 Wait: TypeAlias = Callable[[StoreError], bool]
 #: Looked up once, because enumerations are slow and every job comes by here.
@@ -48,11 +54,6 @@ class TakenOver(BaseException):
         )
 
 
-def reservation_of(job: Job) -> Reservation:
-    """Return the reservation of a job at this point."""
-    return Reservation(job.key, job.fence)
-
-
 class Reservations:
     """The reservations of the runs of one bridge; an attempt is reserved for `length` at a time."""
 
@@ -64,8 +65,14 @@ class Reservations:
         clock: Callable[[], datetime],
         *,
         fail_open: bool,
+        settle_behind: bool,
     ) -> None:
         self._store = store
+        write: Callable[[Sequence[Settle]], Sequence[Reservation]] | None = getattr(store, "settle_all", None)
+        self._write = write
+        self._behind = Behind(write, was_lost) if settle_behind and write else None
+        #: Whether the store settles many successes in one step, and none is settled behind its job.
+        self.settles_together = write is not None and self._behind is None
         #: Extends the reservations of the runs that go on; None without a store.
         self.heart = Heartbeat(store, length, clock) if store else None
         self._retry = retry
@@ -75,39 +82,63 @@ class Reservations:
         self._requests = itertools.count()
 
     def reserve(
-        self, run: Run, publication: str, *, can_wait: bool, wait: Wait | None = None
+        self,
+        run: Run,
+        publication: str,
+        *,
+        can_wait: bool,
+        wait: Wait | None = None,
+        gone: bool = False,
     ) -> Run | Lost | Postpone | Drop:
         """Reserve the attempt of a run; return what becomes of it. Raises StoreError if the run can wait.
 
         `publication` tells the messages apart that a user has sent under one id; "" if nothing tells. A store
-        that does not answer is asked again as long as `wait` returns True.
+        that does not answer is asked again as long as `wait` returns True. With `gone`, the broker has lost
+        its connection to the worker that had the message.
         """
         if self.heart is None or self._store is None:
             return run
         heart, job = self.heart, run.job
-        reservation = reservation_of(job)
+        reservation = Reservation(job.key, job.fence)
         wait = None if self._fail_open else wait
+        if self._behind and job.key in self._behind.waiting:
+            self._behind.flush(FLUSH_SECONDS)
         try:
-            found = self._ask(self._store, heart, reservation, publication, wait)
-            if found.grant is _RESENT:
+            answer = self._ask(self._store, heart, reservation, publication, wait)
+            if answer.grant is _RESENT:
                 # A user has sent this id before: the job gets a chain of its own.
                 job = job._replace(chain=publication)
-                reservation = reservation_of(job)
-                found = self._ask(self._store, heart, reservation, publication, wait)
+                reservation = Reservation(job.key, job.fence)
+                answer = self._ask(self._store, heart, reservation, publication, wait)
+            left = self._left_of(heart, answer, gone=gone)
+            if left is not None and left <= timedelta() and answer.until:
+                # As if the reservation had run out. It is still held if it was extended meanwhile.
+                after = answer.until + timedelta(milliseconds=1)
+                answer = self._ask(self._store, heart, reservation, publication, wait, as_of=after)
         except StoreError:
             if can_wait and not self._fail_open:
                 raise
             logger.exception("job %s: runs without a reservation", run.job)
             return run
         reserved = Run(job, run.policy, run.task, run.since, reservation)
-        if found.grant is _TAKEN or found.grant is _LOST:
+        if answer.grant is _TAKEN or answer.grant is _LOST:
             heart.extend(reservation)
-        if found.grant is _TAKEN:
+        if answer.grant is _TAKEN:
             return reserved
-        if found.grant is Grant.HELD and heart.is_orphaned(found.holder):
+        if answer.grant is Grant.HELD and heart.is_orphaned(answer.holder):
             death = Failure(WORKER_DEATH, WORKER_DIED)
-            return Lost(reserved._replace(abandoned=True), death, asked_at(found.mark))
-        return self._refused(reserved, found)
+            return Lost(reserved._replace(abandoned=True), death, asked_at(answer.mark))
+        return self._refused(reserved, answer, left)
+
+    def _left_of(self, heart: Heartbeat, answer: ReserveAnswer, *, gone: bool) -> timedelta | None:
+        """Return after which time the holder of a reservation counts as dead; None if it is not suspected."""
+        if answer.grant is not Grant.HELD or answer.until is None or heart.is_of_family(answer.holder):
+            return None
+        left = heart.left_of(answer.holder, gone=gone)
+        if left is None:
+            return None
+        # A suspicion may be older than the reservation: a worker ends it only while it holds one.
+        return max(left, answer.until - self._length + SUSPICION - self._clock())
 
     def reserve_from(self, process: int | None, run: Run, publication: str) -> Run | Postpone | Drop:
         """Reserve the attempt of a run that another process of this machine began, and does not end.
@@ -115,15 +146,15 @@ class Reservations:
         Never raises StoreError: the job may go on by way of the broker alone.
         """
         try:
-            found = self.reserve(run, publication, can_wait=True)
+            reserved = self.reserve(run, publication, can_wait=True)
         except StoreError as error:
             logger.info("job %s: it is ended without its reservation: %r", run.job, error)
             return run
-        if isinstance(found, Lost):
-            return found.run
-        if isinstance(found, Postpone) and was_held_by(process, found.holder):
-            return run._replace(job=found.job, reservation=found.reservation)
-        return found
+        if isinstance(reserved, Lost):
+            return reserved.run
+        if isinstance(reserved, Postpone) and was_held_by(process, reserved.holder):
+            return run._replace(job=reserved.job, reservation=reserved.reservation)
+        return reserved
 
     def check(self, run: Run) -> None:
         """Raise TakenOver for a run if the store says that another worker has its reservation now.
@@ -140,6 +171,34 @@ class Reservations:
         if not held:
             self.heart.expire(run.reservation)
             raise TakenOver(run.job)
+
+    def settle_success(self, run: Run) -> None:
+        """Settle a run that has succeeded, if possible soon and without waiting for it. Raises StoreError."""
+        reservation, heart, behind = run.reservation, self.heart, self._behind
+        if not (behind and heart and reservation) or run.abandoned or not heart.holds(reservation):
+            self.settle(run)
+        elif behind.settle(run.job, Settle(reservation, heart.holder, self._clock() + KEEP)):
+            heart.expire(reservation)
+        else:
+            self.settle(run)
+
+    def settle_successes(self, runs: Sequence[Run]) -> None:
+        """Settle successes in one step; raises StoreError: then a later heartbeat settles them."""
+        heart, write, keep_until = self.heart, self._write, self._clock() + KEEP
+        if heart is None or write is None:
+            return
+        held = {run.reservation: run.job for run in runs if run.reservation and heart.holds(run.reservation)}
+        orders = [Settle(reservation, heart.holder, keep_until) for reservation in held]
+        try:
+            for lost in self._retry.run(write, orders):
+                was_lost(held[lost])
+        except StoreError:
+            for order in orders:
+                heart.settle_later(order)
+            raise
+        finally:
+            for reservation in held:
+                heart.expire(reservation)
 
     def settle(self, run: Run, *, used: bool = True) -> None:
         """Settle a run, unless it was settled in one step with what follows it; release an attempt not used.
@@ -182,12 +241,22 @@ class Reservations:
             self.heart.expire(run.reservation)
 
     def acknowledged(self, reservation: Reservation | None) -> None:
-        """Take note that the broker has deleted the only message of a reservation."""
+        """Note that the broker has deleted the only message of a reservation."""
         if self.heart and reservation and reservation.fence == 0:
             self.heart.forget_later(reservation)
 
+    @property
+    def family(self) -> str:
+        """The name that the forks of one process share; "" without a store."""
+        return self.heart.family if self.heart else ""
+
+    def suspect(self, family: str) -> None:
+        """Suspect a family of processes to be dead: the broker has lost their connection."""
+        if self._store and family:
+            self._store.suspect(family, gone=True)
+
     def lost_connection(self) -> None:
-        """Take note that a connection was lost on which messages were acknowledged."""
+        """Note that a connection was lost on which messages were acknowledged."""
         if self.heart:
             self.heart.lost_connection()
 
@@ -200,13 +269,33 @@ class Reservations:
         self._store.reserve(proof, publication="", holder="proof", mark=proof.key, now=now, until=until)
         self._store.release(Settle(proof, "proof", now))
 
+    def starts(self) -> Iterator[Callable[[], object]]:
+        """Yield what starts each of the threads of this process; raises StoreError where none can start."""
+        if self.heart:
+            yield self.heart.start
+        if self._behind:
+            yield self._behind.start
+
+    def flush(self, seconds: float) -> None:
+        """Wait until the successes are settled, for so many seconds at most."""
+        if self._behind:
+            self._behind.flush(seconds)
+
     def close(self) -> None:
         """Settle and release the reservations that still have to be; raises StoreError."""
+        self.flush(FLUSH_SECONDS)
         if self.heart:
             self.heart.close()
 
     def _ask(
-        self, store: Store, heart: Heartbeat, wanted: Reservation, publication: str, wait: Wait | None
+        self,
+        store: Store,
+        heart: Heartbeat,
+        wanted: Reservation,
+        publication: str,
+        wait: Wait | None,
+        *,
+        as_of: datetime | None = None,
     ) -> ReserveAnswer:
         # By its mark the store knows a question that it was asked before.
         asked = f"{to_ms(self._clock())}:{next(self._requests)}"
@@ -215,14 +304,17 @@ class Reservations:
             now = self._clock()
             try:
                 heart.start()
-                return store.reserve(
+                answer = store.reserve(
                     wanted,
                     publication=publication,
                     holder=heart.holder,
                     mark=f"{heart.holder}:{asked}",
-                    now=heart.asks_as_of(now),
+                    now=as_of or heart.asks_as_of(now),
                     until=now + self._length,
                 )
+                if answer.grant is Grant.HELD and self._clock() - now > LATE:
+                    heart.was_late()
+                return answer
             except BaseException as error:
                 # Not only a StoreError: a soft time limit may break in, too.
                 if not isinstance(error, Unstorable):
@@ -245,17 +337,24 @@ class Reservations:
                 heart.release_later(Settle(wanted, heart.holder, self._clock() + KEEP, mark))
             raise
 
-    def _refused(self, run: Run, found: ReserveAnswer) -> Run | Lost | Postpone | Drop:
+    def _refused(
+        self, run: Run, answer: ReserveAnswer, left: timedelta | None
+    ) -> Run | Lost | Postpone | Drop:
         job = run.job
-        match found.grant:
+        match answer.grant:
             case Grant.HELD:
-                soonest = self._clock() + ASK_AGAIN
-                at = max(found.until, soonest) if found.until else self._clock() + self._length
-                return Postpone(job.waiting(at), at, run.reservation, found.holder)
+                now = self._clock()
+                if left is None:
+                    at = answer.until or now + ASK_AT_LAST
+                else:
+                    # Often, so that an outage of the store does not go by unseen.
+                    at = now + (left if left < 2 * ASK_AGAIN else ASK_AGAIN)
+                at = min(max(at, now + ASK_AGAIN), now + ASK_AT_LAST)
+                return Postpone(job.waiting(at), at, run.reservation, answer.holder)
             case Grant.SETTLED:
                 return Drop(job, f"attempt {job.attempt} has been dealt with, this is a late copy of it")
             case Grant.LOST:
-                return Lost(run, Failure(VISIBILITY_TIMEOUT, WORKER_GONE), asked_at(found.mark))
+                return Lost(run, Failure(VISIBILITY_TIMEOUT, WORKER_GONE), asked_at(answer.mark))
             case _:
                 return run
 

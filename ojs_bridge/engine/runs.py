@@ -1,44 +1,20 @@
-"""The answers of the engine to a delivery, before its handler runs, and the policy of its task."""
+"""Between the engine and an adapter: the answers to a delivery, and the ports that the adapter fills."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypedDict, TypeVar
 
-from ..rules.decision import DeadLettered
-from ..rules.failures import ErrorMap, Failure
-from ..rules.job import Job
-from ..rules.policy import AnyPartial, RetryPolicy
-from ..store import Reservation
-from .layers import Layers
-
-
-@dataclass(frozen=True, slots=True)
-class TaskPolicy:
-    """The settings of one task or actor, resolved once: the policy of its layers, and its error map.
-
-    With `afresh` a job that was on its way when the bridge came, and is beyond its limit, begins at
-    attempt 1.
-    """
-
-    layers: Layers
-    policy: RetryPolicy
-    errors: ErrorMap
-    afresh: bool = False
-
-    def of_message(self, native: Mapping[str, Any]) -> TaskPolicy:
-        """Return the settings of a message that brings native options; raises InvalidRetryPolicy."""
-        layers = replace(self.layers, message=native)
-        return replace(self, layers=layers, policy=layers.policy())
-
-    def of_job(self, retry: AnyPartial | None) -> TaskPolicy:
-        """Return the settings of a job that may bring its own partial policy; raises InvalidRetryPolicy."""
-        if not retry:
-            return self
-        layers = replace(self.layers, job=retry)
-        return replace(self, layers=layers, policy=layers.policy())
+from ..errors import InvalidRetryPolicy
+from ..messages import OWN_META
+from ..rules.decision import DeadLettered, Decision, RetryAt, SnoozeUntil
+from ..rules.failures import Failure
+from ..rules.job import Header, Job
+from ..rules.policy import PartialPolicy, RetryPolicy, partial_to_ojs
+from ..store import Letter, Parked, Reservation
+from .layers import TaskPolicy
 
 
 class Run(NamedTuple):
@@ -54,11 +30,6 @@ class Run(NamedTuple):
     since: float
     reservation: Reservation | None = None
     abandoned: bool = False
-
-    @property
-    def layers(self) -> Layers:
-        """Who said which field of the policy."""
-        return self.task.layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +72,173 @@ class Refuse:
 
 #: An answer of the engine to a delivery.
 Begun: TypeAlias = Run | Lost | Postpone | Drop | Refuse
+
+
+class Message(Protocol):
+    """A message of one framework, as its adapter publishes it."""
+
+    def kept(self) -> Mapping[str, Any]:
+        """Return the message as the store keeps it, in JSON."""
+
+
+M = TypeVar("M", bound=Message)
+
+
+class Changes(TypedDict, total=False):
+    """The fields of an Override, for calls that take them as keyword arguments."""
+
+    queue: str | None
+    args: Sequence[Any] | None
+    kwargs: Mapping[str, Any] | None
+    meta: Mapping[str, Any] | None
+    retry: PartialPolicy | None
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """The changes of a replay (spec section dlq 6.3). None keeps what the job has.
+
+    `queue`, `args` and `kwargs` are replaced. `meta`, the headers or options, and `retry`, a partial policy,
+    are merged over the job's own. Raises InvalidRetryPolicy, and ValueError that names the field.
+    """
+
+    queue: str | None = None
+    args: Sequence[Any] | None = None
+    kwargs: Mapping[str, Any] | None = None
+    meta: Mapping[str, Any] | None = None
+    retry: PartialPolicy | None = None
+
+    def __post_init__(self) -> None:
+        queue, args = self.queue, self.args
+        if queue is not None and not (isinstance(queue, str) and queue):
+            raise ValueError(f"queue: {queue!r} must be the name of a queue")
+        if args is not None and (isinstance(args, str) or not isinstance(args, Sequence)):
+            raise ValueError(f"args: {args!r} must be a list")
+        for name, values in (("kwargs", self.kwargs), ("meta", self.meta)):
+            if values is not None and not (
+                isinstance(values, Mapping) and all(isinstance(key, str) for key in values)
+            ):
+                raise ValueError(f"{name}: {values!r} must be an object with names")
+        if own := OWN_META & set(self.meta or ()):
+            raise ValueError(f"meta: {min(own)!r} is the bridge's or the framework's own")
+        try:
+            partial_to_ojs(self.retry)
+        except InvalidRetryPolicy as error:
+            raise error.under("retry") from None
+
+    @classmethod
+    def of(cls, changes: Mapping[str, Any] | None) -> Override:
+        """Return the changes in a JSON object; raises ValueError for a field that is unknown."""
+        known = cls.__slots__
+        if unknown := (changes or {}).keys() - set(known):
+            raise ValueError(f"override: {min(unknown)!r} is unknown; {', '.join(known)} are known")
+        return cls(**(changes or {}))
+
+    def to_ojs(self) -> dict[str, Any]:
+        """Return the changes in JSON, as `of` reads them."""
+        given = {name: getattr(self, name) for name in self.__slots__}
+        given["retry"] = partial_to_ojs(self.retry) or None
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Onward:
+    """A job that goes on with a header and is due at a time; without a decision it came before its time."""
+
+    job: Job
+    header: Header
+    at: datetime
+    decision: RetryAt | SnoozeUntil | None
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement(Generic[M]):
+    """How a delivery leaves its queue: its job goes on by another message, or has ended.
+
+    `job` is the job after the decision. Without a decision it came before its time. A dead letter that is not
+    `in_store` belongs into the broker's dead queue.
+    """
+
+    begun: Run | Refuse | Postpone
+    job: Job
+    decision: Decision | None
+    message: M | None = None
+    in_store: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """The number of messages in a queue that no worker has, and since when the oldest is due, where known."""
+
+    queue: str
+    depth: int
+    oldest_at: datetime | None = None
+
+
+class Outlet(Protocol[M]):
+    """One delivery; its adapter sends it on or ends it for the engine."""
+
+    framework: str
+
+    @property
+    def unreachable(self) -> tuple[type[Exception], ...]:
+        """The errors of a store or a broker that cannot be reached."""
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether the broker still has the message, so that the decision can wait for an outage to end."""
+
+    def message(self, onward: Onward | None) -> M | None:
+        """Return the message of a job that goes on, or the message as it came.
+
+        None for a job that its framework runs again at once, without a message.
+        """
+
+    def publish(self, message: M, at: datetime) -> None:
+        """Publish a message, which is due at a time."""
+
+    def leave(self, settlement: Settlement[M]) -> None:
+        """Remove the delivery from its queue: nothing of it is needed any more, or it belongs elsewhere."""
+
+
+class Publisher(Protocol):
+    """Publishes messages of one framework.
+
+    Raises Unreachable, Unpublishable and Unroutable. Any other error concerns this message alone, and may be
+    over later.
+    """
+
+    @property
+    def system(self) -> str:
+        """The kind of the broker: rabbitmq, redis, or another name of the framework's."""
+
+    def knows(self, type_: str) -> bool:
+        """Return whether a job type has a handler in this process, or the process has no handlers at all."""
+
+    def backlog(self, queues: Collection[str]) -> Sequence[Backlog] | None:
+        """Ask the broker, on a connection of its own, for the backlog of queues and of those known here.
+
+        A queue that does not exist is empty. None for a broker that cannot be asked; raises any error.
+        """
+
+    def republish(self, letter: Letter, header: Header, override: Override) -> None:
+        """Publish the message of a dead letter with `header` in the place of its retry state."""
+
+    def publish(self, parked: Parked, state: Mapping[str, Any], *, due: datetime | None = None) -> None:
+        """Publish the message of a parked retry with `state` as its retry state.
+
+        It is due now, or the framework itself delays it, even without the bridge, until it is due.
+        """
+
+
+class DeadQueues(Protocol):
+    """The dead queues of one framework's app or broker; every method raises Unreachable."""
+
+    def read(self, most: int) -> Sequence[Letter]:
+        """Return at most so many letters of all queues that are known here, and leave them there."""
+
+    def take(self, letter: Letter, then: Callable[[Letter], object]) -> bool:
+        """Claim a letter, call `then`, and delete the letter unless `then` raises.
+
+        Returns False, and does not call `then`, if the letter is gone, or another process holds it.
+        """

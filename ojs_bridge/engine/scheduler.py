@@ -18,7 +18,7 @@ from ..errors import StoreError, Unpublishable, Unreachable
 from ..rules.job import format_time
 from ..store import Grant, Parked, Reservation, Settle, Store
 from .forks import BetweenForks
-from .ports import Publisher
+from .runs import Publisher
 from .storage_retry import POLLING, StorageRetry
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""The storage retry: the bridge tries again if a broker or a store does not answer."""
+"""Outages of a broker or a store: an operation is tried again, and a worker's threads wait."""
 
 from __future__ import annotations
 
@@ -21,8 +21,12 @@ logger = logging.getLogger("ojs_bridge")
 
 T = TypeVar("T")
 
-#: A wait is this many seconds at a time, so that an exception can interrupt it.
+#: A wait is this many seconds at a time: an exception can interrupt it, and a worker may stop meanwhile.
 _SLICE = 0.05
+#: The shortest and the longest pause of a thread in an outage, in seconds; it grows with the outage.
+LEAST, MOST = 0.25, 3.0
+#: For how many seconds after an outage the log does not tell of another outage.
+CALM = 5.0
 
 
 class _Hurry(threading.local):
@@ -34,7 +38,7 @@ _hurry = _Hurry()
 
 @contextmanager
 def at_once() -> Iterator[None]:
-    """Have this thread try each operation once, because it must not wait."""
+    """Let this thread try each operation once, because it must not wait."""
     _hurry.on = True
     try:
         yield
@@ -132,3 +136,50 @@ def _name(operation: Callable[[], object]) -> str:
 INSISTING = StorageRetry()
 #: For the scheduler: less eager, because it comes again anyway.
 POLLING = StorageRetry(3, timedelta(milliseconds=500), 2.0, timedelta(seconds=10), 0.2)
+
+
+class Outage:
+    """An outage, from the first thread that meets it to the first thread that finds it over.
+
+    The log gets the line `begins` with the first error, and the line `ends` with the length, once each.
+    """
+
+    def __init__(self, begins: str, ends: str) -> None:
+        self._begins = begins
+        self._ends = ends
+        self._lock = threading.Lock()
+        self._since: float | None = None
+        self._said = False
+        self._calm_from = 0.0
+
+    def wait(self, error: Exception, stops: Callable[[], bool]) -> bool:
+        """Pause before the next try; return False at once if the worker stops."""
+        seconds = min(LEAST + self._meet(error) / 4, MOST) * random.uniform(0.8, 1.2)
+        until = time.monotonic() + seconds
+        while not stops():
+            left = until - time.monotonic()
+            if left <= 0:
+                return True
+            time.sleep(min(left, _SLICE))
+        return False
+
+    def over(self) -> None:
+        """Note that a try has succeeded."""
+        with self._lock:
+            since, said = self._since, self._said
+            self._since, self._said = None, False
+            self._calm_from = time.monotonic() + CALM
+        if said and since is not None:
+            logger.warning("%s, after %.1f s", self._ends, time.monotonic() - since)
+
+    def _meet(self, error: Exception) -> float:
+        """Return for how many seconds the outage has lasted; the first thread tells the log."""
+        now = time.monotonic()
+        with self._lock:
+            since = self._since = now if self._since is None else self._since
+            # A thread may meet the last error of an outage after another thread has found it over.
+            first = not self._said and now >= self._calm_from
+            self._said = self._said or first
+        if first:
+            logger.error("%s (%s: %s)", self._begins, type(error).__name__, error)
+        return now - since

@@ -1,4 +1,4 @@
-"""The admin API's routes of dead letters, and the manifest (spec adm 7 to 11, http 21)."""
+"""The routes of the fleet, those of the admin API, and the manifest (spec adm 7 to 11, http 21)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from importlib import metadata
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
+from starlette.requests import Request
 from typing_extensions import NotRequired, TypedDict
 
 from ..bridge import Bridge
 from ..errors import RetryNotFound
 from ..operations.rates import RateHistory
-from ..store import Letter, Parked
+from ..store import EVERYTHING, Letter, Parked
 from . import shapes
-from .answers import VERSION, not_found
+from .answers import VERSION, Refusal, invalid, not_found
+from .guarding import ANONYMOUS
 from .letters import Letters
-from .requests import AdminQuery, LettersQuery
+from .requests import AdminQuery, AuditQuery, LettersQuery, MarkBody, RatesQuery, Since
 from .routes import Operation, answers
 from .shapes import Count, Time
 
@@ -128,11 +130,11 @@ class Admin:
         """List dead letters by numbered pages, the newest first."""
         asked = query.model_dump(exclude={"state", "page", "per_page"}, exclude_none=True)
         offset = (query.page - 1) * query.per_page
-        found = self._letters.list(LettersQuery(**asked, limit=query.per_page, offset=offset))
-        total = found["total"]
+        page = self._letters.list(LettersQuery(**asked, limit=query.per_page, offset=offset))
+        total = page["total"]
         if total is None:
-            total = self._letters.counts.get(query.kind()).total
-        items = [{**job, "created_at": job["metadata"]["created_at"]} for job in found["jobs"]]
+            total = self._letters.counts.get(query.where()).total
+        items = [{**job, "created_at": job["metadata"]["created_at"]} for job in page["jobs"]]
         place: AdminPagination = {"total": total, "page": query.page, "per_page": query.per_page}
         return {"items": cast(list[AdminItem], items), "pagination": place}
 
@@ -166,7 +168,7 @@ class Admin:
                 "scheduled": 0,
                 "retryable": self._bridge.retries.count(),
                 "completed": day["completed"],
-                "discarded": self._letters.counts.get({}).total,
+                "discarded": self._letters.counts.get(EVERYTHING).total,
                 "cancelled": 0,
             },
             "throughput": {
@@ -196,7 +198,59 @@ class Admin:
 
 def _runs(history: RateHistory) -> Counter[str]:
     """Return the number of runs by outcome."""
-    found = Counter[str]()
+    runs = Counter[str]()
     for outcomes in history.by_type.values():
-        found.update({outcome: sum(series) for outcome, series in outcomes.items()})
-    return found
+        runs.update({outcome: sum(series) for outcome, series in outcomes.items()})
+    return runs
+
+
+FLEET: list[Operation] = []
+
+
+class Fleet:
+    """Serves what a bridge knows of its fleet and of its operators."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+
+    @answers(FLEET, "GET", "/health")
+    def health(self, request: Request) -> shapes.Health:
+        """Tell the health of store, broker, workers and parked retries; 503 if store or broker are away."""
+        # Without a token a probe gets the status alone.
+        health = self._bridge.health.check()
+        answer: shapes.Health = {"status": health.status}
+        if ANONYMOUS not in request.scope:
+            answer["checks"] = health.to_ojs()["checks"]
+        if health.status == "away":
+            message = "the store or the broker is away"
+            raise Refusal(503, "backend_error", message, retryable=True, details={**answer})
+        return answer
+
+    @answers(FLEET, "GET", "/rates")
+    def rates(self, query: RatesQuery) -> shapes.Rates:
+        """Count runs by the minute or by the hour; of the last 14 days at most."""
+        return cast(shapes.Rates, self._bridge.rates(**dict(query)).to_ojs())
+
+    @answers(FLEET, "GET", "/audit")
+    def audit(self, query: AuditQuery) -> shapes.Records:
+        """List the operator actions of the last 180 days, the newest first."""
+        try:
+            page = self._bridge.audit.list(**dict(query))
+        except ValueError as error:
+            raise invalid(str(error)) from None
+        records = [cast(shapes.Record, record.to_ojs()) for record in page.records]
+        return {"records": records, "next_cursor": page.next_cursor}
+
+    @answers(FLEET, "GET", "/marks")
+    def marks(self, query: Since) -> shapes.Marks:
+        """List the marks of the last 180 days, the newest first."""
+        marks = self._bridge.marks.list(since=query.since, limit=query.limit)
+        return {"marks": [cast(shapes.Mark, mark.to_ojs()) for mark in marks]}
+
+    @answers(FLEET, "POST", "/marks")
+    def mark(self, body: MarkBody) -> shapes.Mark:
+        """Write a mark, such as a deploy, for now or for another time."""
+        try:
+            return cast(shapes.Mark, self._bridge.marks.add(body.text, at=body.at).to_ojs())
+        except ValueError as error:
+            raise invalid(str(error)) from None

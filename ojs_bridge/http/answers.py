@@ -32,6 +32,7 @@ from ..errors import (
 logger = logging.getLogger("ojs_bridge")
 
 MEDIA_TYPE, JSON = "application/openjobspec+json", "application/json"
+JSON_TYPES = (MEDIA_TYPE, JSON)
 VERSION = "1.0"
 #: The keys of a request's scope for its id, and for the headers that inner layers add to its answer.
 REQUEST_ID = "ojs.request_id"
@@ -78,8 +79,8 @@ class Refusal(Exception):
 
     def to_ojs(self, request_id: str) -> dict[str, Any]:
         """Return the error in the spec's JSON form."""
-        told = {"code": self.code, "message": self.message, "retryable": self.retryable}
-        return {"error": {**told, "details": self.details, "request_id": request_id}}
+        fields = {"code": self.code, "message": self.message, "retryable": self.retryable}
+        return {"error": {**fields, "details": self.details, "request_id": request_id}}
 
 
 def invalid(message: str, **details: Any) -> Refusal:
@@ -101,7 +102,7 @@ def not_found(resource: str, resource_id: str) -> Refusal:
 
 
 @contextmanager
-def found(resource: str, entry_id: str, get: Callable[[str], object]) -> Iterator[None]:
+def must_exist(resource: str, entry_id: str, get: Callable[[str], object]) -> Iterator[None]:
     """Refuse what is asked of an entry that is not there, or that another process has in hand."""
     try:
         yield
@@ -153,6 +154,11 @@ async def raise_refusal(request: Request, error: Exception) -> Response:
     code = "not_found" if status == 404 else "x_method_not_allowed"  # noqa: PLR2004
     headers = getattr(error, "headers", None)
     raise Refusal(status, code, f"{request.method} is not served at this path", headers=headers)
+
+
+def content_type(headers: Mapping[str, str]) -> str:
+    """Return the media type of a request's body, in lower case and without parameters."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def written(content: object) -> str:

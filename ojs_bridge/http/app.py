@@ -1,14 +1,16 @@
-"""The ASGI app of the page and the API, and the server of `ojs-bridge serve`."""
+"""The ASGI app of the page and the API, the OpenAPI document that it serves, and `ojs-bridge serve`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache, partial
 from importlib import resources
 from pathlib import PurePath
+from typing import Any, Literal, TypeAlias
 
 import uvicorn
+from pydantic import TypeAdapter
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -20,16 +22,31 @@ from starlette.routing import Mount, Route
 from ..bridge import Bridge
 from ..errors import ConfigurationError
 from ..instrumentation.metrics import gauges_text
-from ..operations.letters import needed
-from . import openapi
-from .admin import ADMIN, MANIFEST, Admin
-from .answers import Door, Refusal, raise_refusal
-from .fleet import FLEET, Fleet
+from . import shapes
+from .admin import ADMIN, FLEET, MANIFEST, Admin, Fleet
+from .answers import JSON_TYPES, Answer, Door, Refusal, raise_refusal
 from .guarding import Access, Guard, UserOf, access_at, tokens_of
-from .letters import LETTERS, Letters
-from .operations import OPERATIONS, Operations
-from .requests import Asked, read_query
-from .retries import RETRIES, Retries
+from .letters import LETTERS, RETRIES, Letters, Retries
+from .operations import LINES, OPERATIONS, Operations
+from .requests import Asked
+from .routes import Operation, read_query
+
+Schema: TypeAlias = dict[str, Any]
+Mode: TypeAlias = Literal["validation", "serialization"]
+
+BASE = "/ojs/v1"
+ERRORS = {
+    "400": "The request is wrong; without `confirm` its details have how many are matched",
+    "401": "A token is needed",
+    "403": "This token, or this page, may not do this",
+    "413": "The body is too long",
+    "422": "It cannot be replayed from here, or another OJS-Version is asked for",
+    "429": "Too many requests",
+    "500": "Something went wrong",
+    "503": "The store or the broker cannot be reached",
+}
+NOT_THERE = {"404": "It is not there"}
+CONFLICT = {"409": "Another process has it in hand at this moment"}
 
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 _FILES = {file.name: file for file in (resources.files(__package__) / "page").iterdir()}
@@ -78,7 +95,7 @@ def serve(
 
 def guarded(bridge: Bridge, access: Access) -> Starlette:
     """Return the app behind a guard with this access; raises ConfigurationError without a store."""
-    needed(bridge.store, "the page and the HTTP API")
+    bridge.engine.context.store_for("the page and the HTTP API")
     letters, retries = Letters(bridge), Retries(bridge)
     operations, admin = Operations(bridge, letters.changed), Admin(bridge, letters)
     api = [
@@ -87,7 +104,7 @@ def guarded(bridge: Bridge, access: Access) -> Starlette:
         *(operation.route(operations) for operation in OPERATIONS),
         *(operation.route(Fleet(bridge)) for operation in FLEET),
         *(operation.route(admin) for operation in ADMIN),
-        openapi.route(),
+        Route("/openapi.json", _served, methods=["GET"]),
     ]
     # The page's files need no token. The page asks the user for the token, and sends it with its requests.
     page = [Route("/", _page, methods=["GET"]), Route("/page/{name}", _page, methods=["GET"])]
@@ -100,7 +117,7 @@ def guarded(bridge: Bridge, access: Access) -> Starlette:
     app = Starlette(
         lifespan=lifespan,
         routes=[
-            Mount(openapi.BASE, routes=api, middleware=[Middleware(Guard, access=access)]),
+            Mount(BASE, routes=api, middleware=[Middleware(Guard, access=access)]),
             Route("/metrics", partial(_metrics, bridge), middleware=[Middleware(Guard, access=access)]),
             *(operation.route(admin, Middleware(Guard, access=access)) for operation in MANIFEST),
             *page,
@@ -115,15 +132,103 @@ def guarded(bridge: Bridge, access: Access) -> Starlette:
 async def _metrics(bridge: Bridge, request: Request) -> Response:
     read_query(request, Asked)
     try:
-        told = await run_in_threadpool(gauges_text, bridge)
+        text = await run_in_threadpool(gauges_text, bridge)
     except ImportError as missing:
         raise Refusal(501, "unsupported", str(missing)) from None
-    return Response(told, media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _page(request: Request) -> Response:
     name = request.path_params.get("name", "index.html")
-    found, media_type = _FILES.get(name), TYPES.get(PurePath(name).suffix)
-    if found is None or media_type is None:
+    file, media_type = _FILES.get(name), TYPES.get(PurePath(name).suffix)
+    if file is None or media_type is None:
         raise HTTPException(404)
-    return Response(found.read_bytes(), media_type=media_type, headers={"Cache-Control": "no-cache"})
+    return Response(file.read_bytes(), media_type=media_type, headers={"Cache-Control": "no-cache"})
+
+
+async def _served(request: Request) -> Response:
+    read_query(request, Asked)
+    return Answer(document(request.scope.get("root_path", "").removesuffix(BASE)))
+
+
+def document(root: str = "") -> Schema:
+    """Return the document of an app that is mounted at a path."""
+    paths, schemas = _described()
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "ojs-bridge",
+            "version": "1.0",
+            "description": "Dead letters and parked retries by the routes of the Open Job Spec.",
+        },
+        "servers": [{"url": root or "/"}],
+        "security": [{}, {"token": []}],
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+@cache
+def _described() -> tuple[Schema, Schema]:
+    """Return the paths, and the schemas that they refer to."""
+    operations = [*LETTERS, *RETRIES, *OPERATIONS, *FLEET, *ADMIN, *MANIFEST]
+    shapes_of: list[tuple[Any, Mode]] = [(operation.answer, "serialization") for operation in operations]
+    shapes_of += [
+        (operation.model("body"), "validation") for operation in operations if operation.method == "POST"
+    ]
+    references, definitions = TypeAdapter.json_schemas(
+        [(shape, mode, TypeAdapter(shape)) for shape, mode in {*shapes_of, (shapes.Error, "serialization")}],
+        ref_template="#/components/schemas/{model}",
+    )
+    shape_of = {shape: schema for (shape, _), schema in references.items()}
+    paths: Schema = {}
+    for operation in operations:
+        base = "" if operation in MANIFEST else BASE
+        path = paths.setdefault(f"{base}{operation.path}", {})
+        path[operation.method.lower()] = _operation(operation, shape_of)
+    return paths, definitions["$defs"]
+
+
+def _operation(operation: Operation, shape_of: Mapping[Any, Schema]) -> Schema:
+    errors = {**ERRORS, **(NOT_THERE if operation.names_one else {})}
+    if operation.names_one and operation.method != "GET":
+        errors |= CONFLICT
+    answer = _content(shape_of[operation.answer])
+    if operation.many:
+        # The result comes in the last line.
+        answer[LINES] = {"schema": {"type": "string"}}
+    error = _content(shape_of[shapes.Error])
+    responses = {status: {"description": meaning, "content": error} for status, meaning in errors.items()}
+    described: Schema = {
+        "summary": operation.summary,
+        "parameters": [*_parameters(operation)],
+        "responses": {"200": {"description": "Done", "content": answer}, **responses},
+    }
+    if operation.empty:
+        described["responses"] = {"204": {"description": "Done"}, **responses}
+    if operation.method == "POST":
+        # A DELETE may have a body, too, but to OpenAPI it has no meaning.
+        described["requestBody"] = _body(operation.model("body"), shape_of)
+    return described
+
+
+def _parameters(operation: Operation) -> Iterator[Schema]:
+    if operation.names_one:
+        yield {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+    model = operation.model("query").model_json_schema()
+    for name, schema in model["properties"].items():
+        # A query has no null: a parameter is absent.
+        [shape] = (one for one in schema.get("anyOf", [schema]) if one != {"type": "null"})
+        yield {"name": name, "in": "query", "required": name in model.get("required", ()), "schema": shape}
+
+
+def _body(model: type[Asked], shape_of: Mapping[Any, Schema]) -> Schema:
+    required = "required" in model.model_json_schema()
+    return {"required": required, "content": _content(shape_of[model])}
+
+
+def _content(schema: Schema) -> Schema:
+    return {name: {"schema": schema} for name in JSON_TYPES}

@@ -18,8 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import ConfigurationError
 from ..operations.audit import Actor, acting
-from .answers import ADDED, VERSION, Refusal, forbidden, too_many
-from .requests import JSON_TYPES, content_type
+from .answers import ADDED, JSON_TYPES, VERSION, Refusal, content_type, forbidden, too_many
 
 Role = Literal["operator", "reader"]
 #: Returns the name of the user behind a request that was admitted; None or an empty text where it knows none.
@@ -59,15 +58,15 @@ class Bucket:
         self._at = now
         is_empty = self._left < 1
         self._left -= not is_empty
-        told = {
+        headers = {
             "X-RateLimit-Limit": str(self.burst),
             "X-RateLimit-Remaining": str(int(self._left)),
             "X-RateLimit-Reset": str(math.ceil(time.time() + (self.burst - self._left) / self.rate)),
         }
         if is_empty:
             seconds = math.ceil((1 - self._left) / self.rate)
-            raise too_many(f"more than {self.burst} requests at once", seconds, told)
-        return told
+            raise too_many(f"more than {self.burst} requests at once", seconds, headers)
+        return headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ class Access:
                 _check_origin(headers)
         elif token.role != "operator" and not reads:
             raise forbidden("the reader's token can only read")
-        told = (self.reads if reads else self.writes).take()
+        limits = (self.reads if reads else self.writes).take()
         wanted = headers.get("ojs-version", VERSION)
         if wanted.partition(".")[0] != VERSION.partition(".")[0]:
             raise Refusal(422, "unsupported", f"OJS-Version: {wanted!r} is not served here, but {VERSION} is")
@@ -110,15 +109,15 @@ class Access:
         # A user of an app is often a number or an object.
         name = ("" if user is None else str(user)) or (token.name if token else NOBODY)
         actor = Actor(name, "http", request.client.host if request.client else "")
-        return {**told, ROLE: token.role if token else "operator"}, actor
+        return {**limits, ROLE: token.role if token else "operator"}, actor
 
     def _token(self, headers: Headers) -> Token:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             # All are compared, so that the time of an answer tells nothing.
-            found = [token for token in self.tokens if _same(given.strip(), token.secret)]
-            if found:
-                return found[0]
+            matches = [token for token in self.tokens if _same(given.strip(), token.secret)]
+            if matches:
+                return matches[0]
         message = "an Authorization: Bearer header with a token of this server is needed"
         raise Refusal(401, "x_unauthorized", message, headers={"WWW-Authenticate": "Bearer"})
 
@@ -130,23 +129,23 @@ def tokens_of(
 
     Raises ConfigurationError, which never has a token in it.
     """
-    found = [*_unnamed(operator, reader), *_named(named or "")]
+    tokens = [*_unnamed(operator, reader), *_named(named or "")]
     secrets: dict[str, str] = {}
-    for field_, token in found:
+    for field_, token in tokens:
         if not (isinstance(token.secret, str) and _TOKEN.fullmatch(token.secret)):
             raise ConfigurationError(f"{field_}: it must be {MIN_TOKEN} or more ASCII characters, no space")
         if token.secret in secrets:
             raise ConfigurationError(f"{field_}: it must differ from the {secrets[token.secret]}")
         secrets[token.secret] = field_
-    names = [token.name for _, token in found]
-    for field_, token in found:
+    names = [token.name for _, token in tokens]
+    for field_, token in tokens:
         if names.count(token.name) > 1:
             raise ConfigurationError(f"{field_}: the name stands twice")
-    if found and not any(token.role == "operator" for _, token in found):
+    if tokens and not any(token.role == "operator" for _, token in tokens):
         raise ConfigurationError(
-            f"{found[0][0]}: it needs an operator_token beside it, or an operator's among the tokens"
+            f"{tokens[0][0]}: it needs an operator_token beside it, or an operator's among the tokens"
         )
-    return tuple(token for _, token in found)
+    return tuple(token for _, token in tokens)
 
 
 def _unnamed(operator: str | None, reader: str | None) -> Iterator[tuple[str, Token]]:
@@ -159,12 +158,12 @@ def _unnamed(operator: str | None, reader: str | None) -> Iterator[tuple[str, To
 def _named(text: str) -> Iterator[tuple[str, Token]]:
     for number, entry in enumerate(text.split(",") if text else (), 1):
         name, _, rest = entry.strip().partition(":")
-        told, colon, secret = rest.partition(":")
+        role_name, colon, secret = rest.partition(":")
         if not colon:
             raise ConfigurationError(f"tokens: entry {number}: it must be NAME:ROLE:TOKEN")
         if not _NAME.fullmatch(name):
             raise ConfigurationError(f"tokens: entry {number}: its name must be letters, digits and _.@-")
-        role = _ROLES.get(told)
+        role = _ROLES.get(role_name)
         if role is None:
             raise ConfigurationError(f"tokens: {name}: its role must be operator or reader")
         yield f"tokens: {name}", Token(name, role, secret)
@@ -213,8 +212,8 @@ class Guard:
             scope[ANONYMOUS] = True
             await self._app(scope, receive, send)
             return
-        told, actor = access.admit(request)
-        scope[ADDED].update(told)
+        headers, actor = access.admit(request)
+        scope[ADDED].update(headers)
         with acting(actor):
             await self._app(scope, receive, send)
 

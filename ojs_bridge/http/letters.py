@@ -1,45 +1,148 @@
-"""The routes of dead letters and their groups: list, get, replay, delete, mute, stats (spec dlq 10)."""
+"""The routes of dead letters, of their groups (spec dlq 10) and of parked retries, and their pages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import cast
+from typing import Any, TypeAlias, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..bridge import Bridge
-from ..engine.ports import Override
-from ..operations.letters import Kind
-from ..operations.operation import Action
+from ..engine.runs import Override
+from ..operations.letters import AnyPage
+from ..operations.operation import JsonAction
 from ..operations.replaying import Bulk
 from ..rules.fingerprint import is_fingerprint
 from ..rules.job import format_time
 from ..rules.policy import RetryPolicy
-from ..store import Letter, Page
-from . import shapes
-from .answers import found, invalid, not_found
-from .bulk import Bulks, unconfirmed
-from .paging import Counts, listed, page_of
+from ..store import EVERYTHING, Filter, Letter, Page, Parked, ParkedPage, Stats, matches
+from . import requests, shapes
+from .answers import invalid, must_exist, not_found
+from .operations import Bulks, unconfirmed
 from .requests import (
     EARLIEST,
     Asked,
     Counted,
-    Filter,
     GroupsQuery,
     LettersQuery,
     MuteBody,
     Older,
     OlderQuery,
+    Paging,
     Purge,
     PurgeQuery,
     Replay,
     ReplayOne,
+    RetriesQuery,
 )
 from .routes import Operation, answers
+from .shapes import Pagination
+
+#: Reads a page: so many entries, after a cursor.
+Read: TypeAlias = Callable[[int, str | None], AnyPage]
+
+#: The seconds for which counts are kept. A change through this API drops them at once.
+FRESH = 5.0
+
+
+def page_of(
+    read: Read[AnyPage], query: Paging, count: Callable[[AnyPage], int | None]
+) -> tuple[AnyPage, Pagination]:
+    """Return the page that a query asks for, and its place among all entries; raises Refusal.
+
+    The page begins after the cursor, and the offset skips entries from there. `count` is given the page, and
+    returns the number of all entries.
+    """
+    try:
+        page = _after(read, query.offset, query.limit, query.cursor)
+    except ValueError as error:
+        raise invalid(str(error)) from None
+    more = page.next_cursor
+    return page, {
+        "total": count(page),
+        "limit": query.limit,
+        "offset": query.offset,
+        "has_more": more is not None,
+        "next_cursor": more,
+    }
+
+
+def _after(read: Read[AnyPage], offset: int, limit: int, cursor: str | None) -> AnyPage:
+    while offset:
+        step = min(offset, 1000)
+        skipped = read(step, cursor)
+        cursor, offset = skipped.next_cursor, offset - step
+        if cursor is None:
+            return type(skipped)((), None)
+    return read(limit, cursor)
+
+
+@dataclass
+class Counts:
+    """The counts of a bridge's dead letters, kept for some seconds, because counting a million takes long."""
+
+    bridge: Bridge
+    #: The counts of each filter that was asked for, and the moment until which they hold.
+    _kept: dict[Filter, tuple[Stats, float]] = field(default_factory=dict)
+
+    def get(self, where: Filter) -> Stats:
+        """Return the counts of a filter without a text; raises StoreError."""
+        kept, now = self._kept, time.monotonic()
+        stats, until = kept.get(where, (None, 0.0))
+        if stats is not None:
+            if now < until:
+                return stats
+            # Until these counts are taken anew, other requests get the last ones.
+            kept[where] = stats, now + FRESH
+        for old in [old for old, (_, until) in [*kept.items()] if now >= until]:
+            kept.pop(old, None)
+        stats = self.bridge.dead_letters.stats(where)
+        # Where all counts were dropped meanwhile, these are too old: they go into the dictionary of before.
+        kept[where] = stats, time.monotonic() + FRESH
+        return stats
+
+    def forget(self) -> None:
+        """Drop the counts, because a request has changed the letters."""
+        self._kept = {}
+
+    def of(self, where: Filter) -> int | None:
+        """Return the number of letters of a filter, or None if these counts do not have it."""
+        stats = self.get(EVERYTHING)
+        match [*where.to_json().items()]:
+            case []:
+                return stats.total
+            case [("queue", str(queue))]:
+                return stats.by_queue.get(queue, 0)
+            case [("type", str(pattern))]:
+                return _sum(stats.by_type, pattern)
+            case [("error_type", str(pattern))]:
+                return _sum(stats.by_error_type, pattern)
+        return None
+
+
+def _sum(counts: Mapping[str, int], pattern: str) -> int:
+    return sum(count for text, count in counts.items() if matches(text, pattern))
+
+
+#: The most characters of arguments and meta that a list has; a single letter or retry has all.
+LISTED = 2_000
+
+
+def listed(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a job as lists have it: without its arguments and its meta, if they are long."""
+    size = len(json.dumps([job["args"], job["kwargs"], job["meta"]], default=repr))
+    if size <= LISTED:
+        return {**job}
+    note = f"left out of the list: {size:,} characters"
+    return {**job, "args": None, "kwargs": None, "meta": {}, "note": note}
+
 
 #: The most retries of a policy that are shown.
 SCHEDULED = 50
@@ -61,26 +164,22 @@ class Letters:
     @answers(LETTERS, "GET", "/dead-letter")
     def list(self, query: LettersQuery) -> shapes.Page:
         """List dead letters, the newest first."""
-        kind = query.kind()
+        where = query.where()
         if query.text and query.offset:
             # Skipping letters with a text could read the whole store.
             raise invalid(f"offset: {query.offset}: does not go with a text; go on by next_cursor")
 
         def read(limit: int, cursor: str | None) -> Page:
-            return self._bridge.dead_letters.list(limit=limit, cursor=cursor, **kind)
+            return self._bridge.dead_letters.list(where, limit=limit, cursor=cursor)
 
         def total(page: Page) -> int | None:
-            return None if query.cursor else self._total(kind, page, query.offset)
+            if page.next_cursor is None and not query.cursor and (page.letters or not query.offset):
+                return query.offset + len(page.letters)
+            return None if query.cursor else self.counts.of(where)
 
         page, place = page_of(read, query, total)
         jobs = [cast(shapes.Letter, listed(letter.to_ojs())) for letter in page.letters]
         return {"jobs": jobs, "total": place["total"], "pagination": place}
-
-    def _total(self, kind: Kind, page: Page, offset: int) -> int | None:
-        """Return the number of letters of a kind, or None if it would take a count of its own."""
-        if page.next_cursor is None and (page.letters or not offset):
-            return offset + len(page.letters)
-        return self.counts.of(kind)
 
     @answers(LETTERS, "DELETE", "/dead-letter", many=True)
     async def purge(self, request: Request, query: PurgeQuery, body: Purge) -> Response:
@@ -98,7 +197,7 @@ class Letters:
             until = now - min(until, now - EARLIEST)
         # An age that leaves out no letter is no choice.
         is_chosen = request.method == "POST" and until is not None and until < now
-        where = None if until is None else Filter(until=until)
+        where = None if until is None else requests.Filter(until=until)
         purge = Purge(filter=where, confirm=bool(asked.confirm) or is_chosen)
         return await self._many(request, "purge", self._bridge.dead_letters.purge, purge)
 
@@ -106,31 +205,30 @@ class Letters:
     @answers(LETTERS, "GET", "/dead-letter/stats")
     def stats(self, query: Counted) -> shapes.Stats:
         """Count dead letters."""
-        counts = self.counts.get(query.kind()).to_ojs()
+        counts = self.counts.get(query.where()).to_ojs()
         return cast(shapes.Stats, {**counts, "replayable": sorted(self._bridge.engine.context.publishers)})
 
     @answers(LETTERS, "GET", "/dead-letter/timeline")
     def timeline(self, query: Counted) -> shapes.Timeline:
         """Count deaths in steps of time."""
-        found = self._bridge.dead_letters.timeline(**query.kind())
-        since, step = format_time(found.since), found.step.total_seconds()
-        return {"since": since, "step_seconds": step, "counts": [*found.counts]}
+        timeline = self._bridge.dead_letters.timeline(query.where())
+        since, step = format_time(timeline.since), timeline.step.total_seconds()
+        return {"since": since, "step_seconds": step, "counts": [*timeline.counts]}
 
     @answers(LETTERS, "POST", "/admin/dead-letter/retry", many=True)
     @answers(LETTERS, "POST", "/dead-letter/retry", many=True)
-    async def retry_all(self, request: Request, body: Replay) -> Response:
+    async def replay_all(self, request: Request, body: Replay) -> Response:
         """Replay dead letters."""
-        act = partial(self._bridge.dead_letters.retry_all, rate=body.rate)
+        act = partial(self._bridge.dead_letters.replay_all, rate=body.rate)
         return await self._many(request, "retry", act, body)
 
     async def _many(
-        self, request: Request, action: Action, act: Callable[..., Bulk], asked: Purge
+        self, request: Request, action: JsonAction, act: Callable[..., Bulk], asked: Purge
     ) -> Response:
-        """Change all letters of a kind; without `confirm` refuse, and tell their number."""
-        kind = (asked.filter or Filter()).kind()
-        act = partial(act, **kind)
+        """Change all letters of a filter; without `confirm` refuse, and tell their number."""
+        act = partial(act, asked.where())
         if not asked.confirm:
-            preview = partial(self._bridge.operations.preview, action, **kind)
+            preview = partial(self._bridge.operations.preview, action, asked.where())
             raise unconfirmed(action, await self._bulks.run(preview))
         return await self._bulks.answer(
             request, action, lambda progress: act(confirm=True, progress=progress)
@@ -141,9 +239,9 @@ class Letters:
         """List dead letters by their faults."""
         start, limit = int(query.cursor or 0), query.limit
         choice = {"order": query.order, "muted": query.muted, "limit": limit + 1, "offset": start}
-        found = self._bridge.dead_letters.groups.list(**choice, **query.kind())  # type: ignore[arg-type]
-        groups = [cast(shapes.Group, group.to_ojs()) for group in found[:limit]]
-        return {"groups": groups, "next_cursor": str(start + limit) if len(found) > limit else None}
+        chosen = self._bridge.dead_letters.groups.list(query.where(), **choice)  # type: ignore[arg-type]
+        groups = [cast(shapes.Group, group.to_ojs()) for group in chosen[:limit]]
+        return {"groups": groups, "next_cursor": str(start + limit) if len(chosen) > limit else None}
 
     @answers(LETTERS, "POST", "/dead-letter/groups/{id}/mute")
     def mute(self, job_id: str, body: MuteBody) -> shapes.Mute:
@@ -181,7 +279,7 @@ class Letters:
     @answers(LETTERS, "GET", "/dead-letter/{id}")
     def get(self, job_id: str) -> shapes.LetterDetail:
         """Get a dead letter, its whole history and the delays that its policy asks for."""
-        with found("dead_letter_job", job_id, self._bridge.dead_letters.get):
+        with must_exist("dead_letter_job", job_id, self._bridge.dead_letters.get):
             letter = self._bridge.dead_letters.get(job_id)
         return cast(shapes.LetterDetail, {**letter.to_ojs(), "schedule": _schedule(letter)})
 
@@ -197,7 +295,7 @@ class Letters:
     def _changing(self, letter_id: str) -> Iterator[None]:
         """Refuse a letter that is not there, or is claimed, and forget the counts after a change."""
         try:
-            with found("dead_letter_job", letter_id, self._bridge.dead_letters.get):
+            with must_exist("dead_letter_job", letter_id, self._bridge.dead_letters.get):
                 yield
         finally:
             self.counts.forget()
@@ -221,3 +319,59 @@ def _checked(fingerprint: str) -> str:
     if not is_fingerprint(fingerprint):
         raise not_found("group", fingerprint)
     return fingerprint
+
+
+RETRIES: list[Operation] = []
+
+
+class Retries:
+    """Serves the parked retries of a bridge."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+
+    @answers(RETRIES, "GET", "/retries")
+    def list(self, query: RetriesQuery) -> shapes.ParkedPage:
+        """List parked retries, the next one due first."""
+        where = query.where()
+        if query.offset and not where.is_plain:
+            raise invalid(f"offset: {query.offset}: goes with queue and type alone; go on by next_cursor")
+
+        def read(limit: int, cursor: str | None) -> ParkedPage:
+            return self._bridge.retries.list(where, limit=limit, cursor=cursor)
+
+        def total(_page: ParkedPage) -> int | None:
+            return self._bridge.retries.count() if where == EVERYTHING else None
+
+        page, place = page_of(read, query, total)
+        jobs = [cast(shapes.Parked, listed(parked.to_ojs())) for parked in page.retries]
+        return {"jobs": jobs, "total": place["total"], "pagination": place}
+
+    @answers(RETRIES, "POST", "/retries/{id}/run")
+    def run(self, job_id: str) -> shapes.ParkedJob:
+        """Make a parked retry due now; a worker's scheduler publishes it."""
+        parked = self._parked(job_id)
+        with must_exist("parked_retry", job_id, self._bridge.retries.get):
+            self._bridge.retries.run(parked.id)
+        return {"job": {**_shown(parked), "next_retry_at": format_time(self._bridge.engine.now())}}
+
+    @answers(RETRIES, "GET", "/retries/{id}")
+    def get(self, job_id: str) -> shapes.Parked:
+        """Get a parked retry."""
+        return _shown(self._parked(job_id))
+
+    @answers(RETRIES, "DELETE", "/retries/{id}")
+    def cancel(self, job_id: str) -> shapes.Deleted:
+        """Delete a parked retry: its job never runs again."""
+        parked = self._parked(job_id)
+        with must_exist("parked_retry", job_id, self._bridge.retries.get):
+            self._bridge.retries.cancel(parked.id)
+        return {"deleted": True, "job_id": parked.id}
+
+    def _parked(self, job_id: str) -> Parked:
+        with must_exist("parked_retry", job_id, self._bridge.retries.get):
+            return self._bridge.retries.get(job_id)
+
+
+def _shown(parked: Parked) -> shapes.Parked:
+    return cast(shapes.Parked, parked.to_ojs())

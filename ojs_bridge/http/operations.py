@@ -1,21 +1,29 @@
-"""The routes of bulk operations: begin, list, get, stop, resume."""
+"""Bulk operations: their routes, and changes of many letters that tell their progress in lines."""
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import cast
+from typing import Any, TypeAlias, TypeVar, cast
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from ..bridge import Bridge
 from ..errors import NotResumable, OperationNotFound, StoreError
-from ..operations.letters import Kind
-from ..operations.operation import Operation
+from ..operations.bulk import Preview
+from ..operations.operation import ON_RETRIES, JsonAction, Operation
+from ..operations.replaying import Bulk
 from ..rules.job import format_time
 from . import shapes
-from .answers import Refusal, found, invalid, too_many
-from .bulk import MAX_RUNNING, unconfirmed
+from .answers import REQUEST_ID, Answer, Refusal, invalid, must_exist, refusal_of, too_many, written
 from .requests import Begin, DiedQuery, Limited
 from .routes import Operation as Route
 from .routes import answers
@@ -26,6 +34,16 @@ logger = logging.getLogger("ojs_bridge")
 CLOSE_SECONDS = 20
 
 OPERATIONS: list[Route] = []
+
+LINES = "application/x-ndjson"
+#: The most changes that run at a time: each holds a thread until it has ended.
+MAX_RUNNING = 4
+
+#: The number of letters done so far, and at last the result or an error.
+Line: TypeAlias = Mapping[str, object]
+Progress: TypeAlias = Callable[[int], object]
+Work: TypeAlias = Callable[[Progress], Bulk]
+Done = TypeVar("Done")
 
 
 class Operations:
@@ -52,25 +70,24 @@ class Operations:
     @answers(OPERATIONS, "GET", "/operations")
     def list(self, query: Limited) -> shapes.BulkOperations:
         """List the bulk operations of the last 30 days, the newest first."""
-        return {"operations": [_shown(found) for found in self._bridge.operations.list(limit=query.limit)]}
+        return {"operations": [_shown(each) for each in self._bridge.operations.list(limit=query.limit)]}
 
     @answers(OPERATIONS, "POST", "/operations")
     def begin(self, body: Begin) -> shapes.BulkOperation:
         """Begin a bulk operation; it goes on when the client goes away."""
-        kind = body.filter.kind() if body.filter else Kind()
         if not body.confirm:
             if body.ids:
                 raise invalid(f"confirm: must be true; {len(body.ids)} ids are named", matched=len(body.ids))
-            raise unconfirmed(body.action, self._bridge.operations.preview(body.action, **kind))
+            raise unconfirmed(body.action, self._bridge.operations.preview(body.action, body.where()))
 
         def begin() -> Operation:
             return self._bridge.operations.begin(
                 body.action,
+                body.where(),
                 ids=body.ids,
                 override=dict(body.override or ()),
                 rate=body.rate,
                 stop_if_failing=body.stop_if_failing,
-                **kind,
             )
 
         return self._carried_out(begin)
@@ -89,7 +106,7 @@ class Operations:
         """List the dead letters of jobs that a replay has sent, the newest death first."""
         self._get(job_id)
         try:
-            found, more = self._bridge.operations.died_again(job_id, limit=query.limit, cursor=query.cursor)
+            letters, more = self._bridge.operations.died_again(job_id, limit=query.limit, cursor=query.cursor)
         except ValueError as error:
             raise invalid(str(error)) from None
         jobs: list[shapes.Dead] = [
@@ -100,7 +117,7 @@ class Operations:
                 "error_type": letter.error_type,
                 "discarded_at": format_time(letter.discarded_at),
             }
-            for letter in found
+            for letter in letters
         ]
         return {"jobs": jobs, "next_cursor": more}
 
@@ -116,7 +133,7 @@ class Operations:
         return _shown(self._bridge.operations.stop(job_id))
 
     def _get(self, operation_id: str) -> Operation:
-        with found("operation", operation_id, self._bridge.operations.get):
+        with must_exist("operation", operation_id, self._bridge.operations.get):
             return self._bridge.operations.get(operation_id)
 
     def _carried_out(self, begin: Callable[[], Operation]) -> shapes.BulkOperation:
@@ -146,3 +163,105 @@ class Operations:
 
 def _shown(operation: Operation) -> shapes.BulkOperation:
     return cast(shapes.BulkOperation, operation.to_ojs())
+
+
+def unconfirmed(action: JsonAction, preview: Preview) -> Refusal:
+    """Return the refusal of a change without consent; its details have the number, the types, the filter."""
+    what = "parked retries" if action in ON_RETRIES else "dead letters"
+    return invalid(
+        f"confirm: must be true; {preview.matched} {what} are matched",
+        matched=preview.matched,
+        by_type=preview.by_type and dict(preview.by_type),
+        filter=preview.where.to_json(),
+    )
+
+
+class Bulks:
+    """Runs changes of many letters, and calls `changed` after each change."""
+
+    def __init__(self, changed: Callable[[], object]) -> None:
+        self._running = 0
+        self._changed = changed
+
+    async def answer(self, request: Request, action: JsonAction, work: Work) -> Response:
+        """Do the work, and answer with its result; a client that accepts lines gets the progress, too."""
+        self._check()
+        if LINES in request.headers.get("accept", ""):
+            return _Lines(lambda send: self._run(action, work, send))
+        return Answer(await self._run(action, work, lambda _line: None))
+
+    async def _run(self, action: JsonAction, work: Work, send: Callable[[Line], object]) -> shapes.Result:
+        # When the client has gone away, the line cannot be sent: its error ends the work after a batch.
+        done = await self.run(lambda: work(lambda n: anyio.from_thread.run_sync(send, {"done": n})))
+        return _result_of(action, done)
+
+    async def run(self, work: Callable[[], Done]) -> Done:
+        """Do long work in one of a few threads; raises Refusal when no thread is free."""
+        self._check()
+        self._running += 1
+        try:
+            return await run_in_threadpool(work)
+        finally:
+            self._running -= 1
+            self._changed()
+
+    def _check(self) -> None:
+        if self._running >= MAX_RUNNING:
+            raise too_many(f"{MAX_RUNNING} replays, purges or counts are running", 10)
+
+
+def _result_of(action: JsonAction, done: Bulk) -> shapes.Result:
+    """Return the result of a change of many letters in the spec's form (adm 6.5)."""
+    result: shapes.Result = {
+        "action": action,
+        "matched": done.matched,
+        "succeeded": done.succeeded,
+        "failed": done.failed,
+        "errors": [{"job_id": letter_id, "error": why} for letter_id, why in done.errors],
+    }
+    if action == "purge":
+        result["deleted"] = done.succeeded
+    return result
+
+
+class _Lines(Response):
+    """An answer in lines of JSON: the number of letters done so far, and at last the result or an error.
+
+    The work ends when the client goes away. The other letters stay.
+    """
+
+    media_type = LINES
+
+    def __init__(self, run: Callable[[Callable[[Line], object]], Any]) -> None:
+        super().__init__()
+        del self.headers["content-length"]
+        self._run = run
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the lines as they come."""
+        lines, heard = anyio.create_memory_object_stream[Line](math.inf)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_close_when_gone, receive, heard)
+            tasks.start_soon(self._work, lines, scope[REQUEST_ID])
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            with suppress(anyio.ClosedResourceError):
+                async for line in heard:
+                    body = f"{written(line)}\n".encode("ascii")
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+            tasks.cancel_scope.cancel()
+
+    async def _work(self, lines: MemoryObjectSendStream[Line], request_id: str) -> None:
+        with lines, suppress(anyio.BrokenResourceError):
+            try:
+                lines.send_nowait(await self._run(lines.send_nowait))
+            except anyio.BrokenResourceError:
+                return
+            except Exception as error:  # noqa: BLE001 - the last line tells it
+                lines.send_nowait(refusal_of(error, request_id).to_ojs(request_id))
+
+
+async def _close_when_gone(receive: Receive, heard: MemoryObjectReceiveStream[Line]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    heard.close()

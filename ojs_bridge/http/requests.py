@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -15,27 +14,19 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
     WithJsonSchema,
     model_validator,
 )
-from starlette.requests import Request
 from typing_extensions import Self
 
-from ..engine import ports
-from ..errors import InvalidRetryPolicy
+from .. import store
+from ..engine import runs
 from ..messages import OWN_META
-from ..operations.letters import Kind, problem_of
-from ..operations.operation import MAX_IDS, Action, check
+from ..operations.operation import MAX_IDS, JsonAction, action_of, check
 from ..rules.duration import PATTERN, parse_duration
 from ..rules.job import parse_time
 from ..rules.policy import RetryPolicy
-from ..store import Order
-from .answers import JSON, MEDIA_TYPE, Refusal, invalid
 
-JSON_TYPES = (MEDIA_TYPE, JSON)
-#: A message may be as long as a broker takes it; RabbitMQ takes 16 MiB unless told otherwise.
-MAX_BODY = 16 * 1024 * 1024
 #: The most entries that are read to be skipped.
 MAX_OFFSET = 10_000
 #: Nothing has died outside of these times, and arithmetic with times beyond them overflows.
@@ -46,16 +37,16 @@ _AGE = re.compile(r"^([0-9]{1,6})([wdhms])$")
 _UNITS = {"w": "weeks", "d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 
 
-def _time(told: object) -> datetime:
+def _time(given: object) -> datetime:
     try:
-        at = told if isinstance(told, datetime) else parse_time(str(told).upper())
+        at = given if isinstance(given, datetime) else parse_time(str(given).upper())
         return min(max(at, EARLIEST), LATEST)
     except ValueError:
         raise ValueError("must be a time such as 2026-11-21T10:00:00Z") from None
 
 
-def _age(told: object) -> datetime | timedelta:
-    text = str(told)
+def _age(given: object) -> datetime | timedelta:
+    text = str(given)
     with suppress(ValueError, OverflowError):
         if short := _AGE.fullmatch(text):
             return timedelta(**{_UNITS[short[2]]: int(short[1])})
@@ -119,19 +110,24 @@ class Change(Asked):
     reason: Reason | None = None
 
 
-class Choice(Asked):
-    """A choice of dead letters or of parked retries that the store can count."""
+class RatesQuery(Asked):
+    """A choice of runs, and of a time: the last day, unless another is named."""
 
     queue: Word | None = None
     type: Pattern | None = None
-    error_type: Pattern | None = None
     since: Time | None = None
     until: Time | None = None
 
-    def kind(self) -> Kind:
+
+class Choice(RatesQuery):
+    """A choice of dead letters or of parked retries that the store can count."""
+
+    error_type: Pattern | None = None
+
+    def where(self) -> store.Filter:
         """Return the filter as the library takes it."""
-        found = {name: getattr(self, name, None) for name in Filter.model_fields}
-        return cast(Kind, {name: value for name, value in found.items() if value is not None})
+        fields: Any = {name: getattr(self, name, None) for name in Filter.model_fields}
+        return store.Filter(**fields)
 
 
 class Counted(Choice):
@@ -187,7 +183,7 @@ class AdminQuery(Counted):
 class GroupsQuery(Counted):
     """A page of groups of dead letters, the last seen or the largest first."""
 
-    order: Order = "last"
+    order: store.Order = "last"
     muted: Annotated[bool, Field(description="Whether muted groups are listed, too")] = False
     limit: Limit = 50
     cursor: Annotated[str, Field(pattern="^[0-9]{1,5}$", description=_NEXT)] | None = None
@@ -197,15 +193,6 @@ class RetriesQuery(Choice, Paging):
     """A page of parked retries; `since` and `until` are times of the parking."""
 
     text: Word | None = None
-
-
-class RatesQuery(Asked):
-    """A choice of runs, and of a time: the last day, unless another is named."""
-
-    queue: Word | None = None
-    type: Pattern | None = None
-    since: Time | None = None
-    until: Time | None = None
 
 
 class Since(Limited):
@@ -252,6 +239,10 @@ class Purge(Change):
     filter: Filter | None = None
     confirm: Annotated[bool, WithJsonSchema({"const": True})] = False
 
+    def where(self) -> store.Filter:
+        """Return the filter as the library takes it; without one, all."""
+        return (self.filter or Filter()).where()
+
 
 class OlderQuery(Asked):
     """A purge by age, by a query; the word `true` is the consent to it."""
@@ -287,9 +278,9 @@ class Override(Asked):
         self.changes()
         return self
 
-    def changes(self) -> ports.Override:
+    def changes(self) -> runs.Override:
         """Return the changes as the library takes them."""
-        return ports.Override(**dict(self))
+        return runs.Override(**dict(self))
 
 
 class Begin(Purge):
@@ -297,7 +288,7 @@ class Begin(Purge):
 
     model_config = ConfigDict(json_schema_extra={"required": ["action", "confirm"]})
 
-    action: Action
+    action: JsonAction
     ids: Annotated[list[Word], Field(min_length=1, max_length=MAX_IDS)] | None = None
     override: Override | None = None
     rate: Rate | None = None
@@ -307,9 +298,9 @@ class Begin(Purge):
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
-        kind = self.filter.kind() if self.filter else Kind()
         override = dict(self.override or ())
-        check(self.action, self.ids, override, self.rate, self.stop_if_failing, kind)
+        action = action_of(self.action)
+        check(action, self.ids, override, self.rate, self.stop_if_failing, self.where())
         return self
 
 
@@ -317,46 +308,3 @@ class ReplayOne(Change):
     """A replay of a single dead letter."""
 
     override: Override | None = None
-
-
-AnyAsked = TypeVar("AnyAsked", bound=Asked)
-
-
-def read_query(request: Request, model: type[AnyAsked]) -> AnyAsked:
-    """Return a request's query; raises Refusal, also for a name that is given twice."""
-    params = request.query_params
-    told = {name: params.getlist(name) for name in params}
-    with _refused("the query"):
-        return model.model_validate({name: v if len(v) > 1 else v[0] for name, v in told.items()})
-
-
-async def read_body(request: Request, model: type[AnyAsked]) -> AnyAsked:
-    """Return the object in a request's body, an empty one for none; raises Refusal for any other body.
-
-    A long body is refused before it has all been read.
-    """
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY:
-            message = f"the body is longer than {MAX_BODY} bytes"
-            raise Refusal(413, "x_too_large", message, details={"max_bytes": MAX_BODY})
-    if body and content_type(request.headers) not in JSON_TYPES:
-        raise invalid(f"Content-Type: must be {' or '.join(JSON_TYPES)}")
-    with _refused("the body"):
-        return model.model_validate_json(bytes(body) or b"{}", strict=True)
-
-
-@contextmanager
-def _refused(whole: str) -> Iterator[None]:
-    """Refuse what is wrong: its place, its value and the rule; a policy's error is raised as it is."""
-    try:
-        yield
-    except ValidationError as error:
-        cause = error.errors()[0].get("ctx", {}).get("error")
-        raise cause if isinstance(cause, InvalidRetryPolicy) else invalid(problem_of(error, whole)) from None
-
-
-def content_type(headers: Mapping[str, str]) -> str:
-    """Return the media type of a request's body, in lower case and without parameters."""
-    return headers.get("content-type", "").partition(";")[0].strip().lower()

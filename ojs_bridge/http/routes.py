@@ -1,4 +1,4 @@
-"""The declaration of a route: its path, its models of the query and the body, and its handler.
+"""The declaration of a route: its path, its handler, and its models, by which a request is read.
 
 The server reads a request by it, and the OpenAPI document describes it: the docstring of the handler is the
 summary, and the handler's return type is the shape of the answer.
@@ -7,23 +7,30 @@ summary, and the handler's return type is the shape of the answer.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, get_type_hints
 
+from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ..errors import InvalidRetryPolicy
 from ..operations.audit import give_reason
+from ..operations.letters import problem_of
 from . import shapes
-from .answers import Answer
-from .requests import Asked, Change, read_body, read_query
+from .answers import JSON_TYPES, Answer, Refusal, content_type, invalid
+from .requests import Asked, Change
 
 F = TypeVar("F", bound=Callable[..., Any])
+AnyAsked = TypeVar("AnyAsked", bound=Asked)
+#: A message may be as long as a broker takes it; RabbitMQ takes 16 MiB by default.
+MAX_BODY = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +66,8 @@ class Operation:
     def model(self, part: str) -> type[Asked]:
         """Return the model of the `query` or the `body`; the default has no filters and no changes."""
         default = Change if part == "body" else Asked
-        found: type[Asked] = get_type_hints(self.handler).get(part, default)
-        return found
+        model: type[Asked] = get_type_hints(self.handler).get(part, default)
+        return model
 
     def route(self, served: object, *middleware: Middleware) -> Route:
         """Return the route to the handler, a method of an object; an id may have slashes."""
@@ -84,8 +91,8 @@ class Operation:
         if self.many:
             response: Response = await call()
             return response
-        told = await run_in_threadpool(call)
-        return Response(status_code=204) if self.empty else Answer(told)
+        answer = await run_in_threadpool(call)
+        return Response(status_code=204) if self.empty else Answer(answer)
 
 
 def answers(
@@ -98,3 +105,38 @@ def answers(
         return handler
 
     return add
+
+
+def read_query(request: Request, model: type[AnyAsked]) -> AnyAsked:
+    """Return a request's query; raises Refusal, also for a name that is given twice."""
+    params = request.query_params
+    given = {name: params.getlist(name) for name in params}
+    with _refused("the query"):
+        return model.model_validate({name: v if len(v) > 1 else v[0] for name, v in given.items()})
+
+
+async def read_body(request: Request, model: type[AnyAsked]) -> AnyAsked:
+    """Return the object in a request's body, an empty one for none; raises Refusal for any other body.
+
+    A long body is refused before it has all been read.
+    """
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY:
+            message = f"the body is longer than {MAX_BODY} bytes"
+            raise Refusal(413, "x_too_large", message, details={"max_bytes": MAX_BODY})
+    if body and content_type(request.headers) not in JSON_TYPES:
+        raise invalid(f"Content-Type: must be {' or '.join(JSON_TYPES)}")
+    with _refused("the body"):
+        return model.model_validate_json(bytes(body) or b"{}", strict=True)
+
+
+@contextmanager
+def _refused(whole: str) -> Iterator[None]:
+    """Refuse what is wrong: its place, its value and the rule; a policy's error is raised as it is."""
+    try:
+        yield
+    except ValidationError as error:
+        cause = error.errors()[0].get("ctx", {}).get("error")
+        raise cause if isinstance(cause, InvalidRetryPolicy) else invalid(problem_of(error, whole)) from None

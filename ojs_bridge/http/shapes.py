@@ -9,7 +9,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from ..operations.audit import Via
 from ..operations.health import Status
-from ..operations.operation import Action, State
+from ..operations.operation import JsonAction, State
 
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 Time: TypeAlias = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
@@ -169,7 +169,7 @@ class Failed(TypedDict):
 class Result(TypedDict):
     """The result of a replay or a purge of many letters (adm 6.5); `deleted` is a purge's `succeeded`."""
 
-    action: Action
+    action: JsonAction
     matched: Count
     succeeded: Count
     deleted: NotRequired[Count]
@@ -199,7 +199,7 @@ class BulkOperation(TypedDict):
     """
 
     id: str
-    action: Action
+    action: JsonAction
     state: State
     began_at: Time
     updated_at: Time
@@ -347,7 +347,7 @@ class Group(TypedDict):
 
     `frame` is the place in the user's own code where the error was raised. `first_at` is the first death of
     the fault, whatever became of its letter. On SQL, `types` and `queues` are those of the newest hundred
-    letters.
+    letters at least.
     """
 
     fingerprint: str

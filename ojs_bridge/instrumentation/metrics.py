@@ -109,7 +109,7 @@ def of_event(event: Event) -> Iterator[Measured]:
 GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "ojs_store_up": ("Whether the store answers", ()),
     "ojs_broker_up": ("Whether a framework's broker answers", ("framework",)),
-    "ojs_workers_seen": ("Worker processes that told the store lately that they live", ()),
+    "ojs_workers_seen": ("Worker processes that wrote to the store lately that they live", ()),
     "ojs_queue_workers": ("Those that take jobs of a queue; 0 where all have died", ("framework", "queue")),
     "ojs_host_workers": ("Those of a host; 0 where all have died", ("framework", "host")),
     "ojs_queue_backlog": ("Jobs in a queue of the broker that no worker has", ("framework", "queue")),

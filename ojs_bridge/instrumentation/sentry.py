@@ -17,12 +17,12 @@ except ImportError as error:
     raise ImportError("Sentry's SDK is missing: pip install 'ojs-bridge[sentry]'") from error
 
 from ..bridge import Bridge
+from ..engine.events import FIELDS
 from ..engine.instruments import Instrument
-from ..engine.logs import FIELDS
 from ..engine.runs import Refuse, Run
 from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack
+from ..rules.failures import Retry, Snooze
 from ..rules.fingerprint import fingerprint
-from ..rules.responses import Retry, Snooze
 
 _ENDS = ("discarded", "dead-lettered")
 

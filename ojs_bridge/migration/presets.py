@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from ..errors import ConfigurationError, NotExpressible
-from ..rules.backoff import Jitter, Rng, Seeded, raw_delay
+from ..rules.backoff import Jitter, Rng, Seeded
 from ..rules.failures import Failure
-from ..rules.policy import LARGEST, RetryPolicy
+from ..rules.policy import LARGEST, RetryPolicy, raw_delay
 
 #: The cap for a system without one: a century. Every language can hold it.
 NO_CAP = timedelta(days=36_500)

@@ -24,7 +24,7 @@ from ..errors import BridgeError, StoreError, Unpublishable
 from ..rules.job import format_time
 from ..rules.patterns import check_pattern, matches
 from ..store import Document, Store
-from .letters import needed, page_size
+from .letters import page_size
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -171,7 +171,7 @@ class Audit:
         try:
             yield entry
         except BaseException as error:
-            record = replace(record, outcome="failed", error=_bounded(_told(error)))
+            record = replace(record, outcome="failed", error=_bounded(_safe_text(error)))
             raise
         else:
             record = replace(record, outcome=entry.outcome)
@@ -184,13 +184,13 @@ class Audit:
     def end(self, record_id: str, outcome: str, count: int) -> None:
         """Change the record of an operation that has ended; the log has what cannot be written."""
         try:
-            found = self._store.get_document(KIND, record_id)
+            document = self._store.get_document(KIND, record_id)
         except StoreError as error:
             logger.warning("record %s: the action is %s, count %d; %s", record_id, outcome, count, error)
-            found = None
-        if found is not None:
-            record = replace(_read(found), outcome=outcome, count=count)
-            self._write(record, found.revision + 1)
+            document = None
+        if document is not None:
+            record = replace(_read(document), outcome=outcome, count=count)
+            self._write(record, document.revision + 1)
 
     def list(
         self,
@@ -209,23 +209,23 @@ class Audit:
         check_pattern("action", action)
         page_size(limit)
         size = limit if who is None and action is None else _PAGE
-        found: list[Record] = []
+        records: list[Record] = []
         for _ in range(-(-LOOK_THROUGH // size)):
             page = self._store.list_documents(KIND, limit=size, cursor=cursor)
             for n, document in enumerate(page.documents, 1):
                 record = _read(document)
                 if since is not None and record.at < since:
-                    return RecordPage(tuple(found), None)
+                    return RecordPage(tuple(records), None)
                 if matches(record.who, who or "*") and matches(record.action, action or "*"):
-                    found.append(record)
-                if len(found) == limit and n < len(page.documents):
+                    records.append(record)
+                if len(records) == limit and n < len(page.documents):
                     # Only the store makes cursors.
                     after = self._store.list_documents(KIND, limit=n, cursor=cursor).next_cursor
-                    return RecordPage(tuple(found), after)
+                    return RecordPage(tuple(records), after)
             cursor = page.next_cursor
-            if cursor is None or len(found) == limit:
+            if cursor is None or len(records) == limit:
                 break
-        return RecordPage(tuple(found), cursor)
+        return RecordPage(tuple(records), cursor)
 
     def _write(self, record: Record, revision: int) -> None:
         body = {name: value for name, value in asdict(record).items() if name not in ("id", "at")}
@@ -241,7 +241,7 @@ class Audit:
 
     @property
     def _store(self) -> Store:
-        return needed(self._context.store, "the audit")
+        return self._context.store_for("audit records")
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,13 +281,13 @@ class Marks:
 
     def list(self, *, since: datetime | None = None, limit: int = 100) -> Sequence[Mark]:
         """Return the newest marks, of `since` or later; raises ValueError for a limit outside 1 to 1000."""
-        found = self._store.list_documents(MARK, limit=page_size(limit), cursor=None).documents
-        marks = (Mark(one.id, one.at, str(one.body["text"]), str(one.body["by"])) for one in found)
+        documents = self._store.list_documents(MARK, limit=page_size(limit), cursor=None).documents
+        marks = (Mark(one.id, one.at, str(one.body["text"]), str(one.body["by"])) for one in documents)
         return tuple(mark for mark in marks if since is None or mark.at >= since)
 
     @property
     def _store(self) -> Store:
-        return needed(self._context.store, "marks")
+        return self._context.store_for("marks")
 
 
 def _read(document: Document) -> Record:
@@ -295,7 +295,7 @@ def _read(document: Document) -> Record:
     return Record(id=document.id, at=document.at, **known)
 
 
-def _told(error: BaseException) -> str:
+def _safe_text(error: BaseException) -> str:
     """Return the text of our own error, the class of any other: a foreign text may quote an argument."""
     is_own = isinstance(error, BridgeError) and not isinstance(error, Unpublishable)
     return str(error) if is_own else type(error).__name__

@@ -1,8 +1,11 @@
-"""The operator's view of the brokers' own dead queues: list, get, replay, delete (DLQ-003, DLQ-006)."""
+"""The operator's view of the brokers' own dead queues, and what their readers need of Redis and RabbitMQ."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -10,28 +13,36 @@ from typing import Any
 from typing_extensions import Unpack
 
 from ..engine.context import Context
-from ..engine.events import dead_letter
+from ..engine.events import deleted, replayed
 from ..engine.keeping import letter_of
-from ..engine.ports import Override
-from ..engine.runs import Refuse, Run
+from ..engine.runs import Changes, Override, Refuse, Run
+from ..engine.storage_retry import pause
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState, LetterNotFound
 from ..rules.decision import EXPIRED, Cause, DeadLettered
 from ..rules.failures import Failure
-from ..rules.job import ErrorEntry, Job, parse_time
-from ..rules.policy import PartialPolicy, RetryPolicy
-from ..store import Letter, LetterFilter, Page, index_text, matches, to_ms
+from ..rules.job import Job, parse_time
+from ..rules.policy import RetryPolicy
+from ..store import EVERYTHING, Fields, Filter, Letter, Page, to_ms
 from .audit import Audit, uninterrupted
-from .letters import Kind, page_size, says, shown, wanted
+from .letters import CLAIM_SECONDS, is_among, page_size, says, shown
 from .replaying import job_of, publisher_of, send
+
+logger = logging.getLogger("ojs_bridge")
 
 #: The most letters of each framework that are read.
 MOST = 10_000
+#: For how many seconds at most a reader of a dead queue on RabbitMQ waits for another reader.
+PATIENCE = 5.0
+#: The headers in which RabbitMQ counts the deliveries of a quorum queue's message, which it drops at a limit,
+#: and the count at which a reader publishes a message anew, so that it begins at zero.
+_COUNT, _COUNTS, _OFTEN = "x-delivery-count", ("x-delivery-count", "x-acquired-count"), 5
 #: The warning of a dead queue on RabbitMQ that hides what was read, and for how long it may take to show it.
-HIDDEN = (
+_HIDDEN = (
     "%s hides the dead letters that were read: another reader has them, or its delayed-retry-type is all or "
     "returned, and they come back after its delay; exclude dead queues from such a policy"
 )
-SHOWN_SECONDS = 1.0
+_SHOWN_SECONDS = 1.0
+_UNLOCK = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end"
 #: The cause of a job's end, where its error type alone tells the cause.
 _CAUSES: dict[str, Cause] = {
     EXPIRED: "expired",
@@ -54,39 +65,38 @@ class BrokerLetters:
         self._store = context.store
         self._audit = Audit(context)
 
-    def list(self, *, limit: int = 50, cursor: str | None = None, **kind: Unpack[Kind]) -> Page:
-        """Return a page of the dead letters of a Kind, newest first, each with the errors in its message.
+    def list(
+        self,
+        where: Filter = EVERYTHING,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        **fields: Unpack[Fields],
+    ) -> Page:
+        """Return a page of the dead letters of a filter, newest first, each with the errors in its message.
 
         Raises ValueError for a limit outside 1 to 1000, for a cursor that no page has returned, and for a
         time without a zone.
         """
-        (where, text), size = wanted(kind), page_size(limit)
+        where, size = replace(where, **fields), page_size(limit)
         last = None if cursor is None else _read_cursor(cursor)
-        found = [
+        letters = [
             letter
             for letter in self._read()
             if (last is None or _place(letter) < last)
-            and _is_among(letter, where)
-            and says(letter, text, self._context.redactor)
+            and is_among(letter, letter.discarded_at, where)
+            and where.group in (None, letter.group)
+            and says(letter, where.text, self._context.redactor)
         ]
-        more = _write_cursor(found[size - 1]) if len(found) > size else None
-        return Page(tuple(shown(letter, self._context.redactor) for letter in found[:size]), more)
+        more = "{}:{}".format(*_place(letters[size - 1])) if len(letters) > size else None
+        return Page(tuple(shown(letter, self._context.redactor) for letter in letters[:size]), more)
 
     def get(self, letter_id: str) -> Letter:
         """Return a dead letter, with the errors that the store has kept; raises LetterNotFound."""
         return shown(self._whole(self._get(letter_id)), self._context.redactor)
 
     @uninterrupted()
-    def replay(
-        self,
-        letter_id: str,
-        *,
-        queue: str | None = None,
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        meta: Mapping[str, Any] | None = None,
-        retry: PartialPolicy | None = None,
-    ) -> Job:
+    def replay(self, letter_id: str, **changes: Unpack[Changes]) -> Job:
         """Send a dead letter back to its queue: same id, fresh attempts, history kept (DLQ-003, DLQ-R002).
 
         The changes are those of `DeadLetters.replay`. The letter leaves its dead queue only after its message
@@ -94,14 +104,14 @@ class BrokerLetters:
         ConfigurationError when this process does not know its type; ValueError and InvalidRetryPolicy for the
         changes; and every error of publishing. After an error the letter stays.
         """
-        override = Override(queue, args, kwargs, meta, retry)
+        override = Override(**changes)
         letter = self._get(letter_id)
         publisher_of(self._context, letter)
         sent: list[Job] = []
         with self._audit.recording("dead_letter.replay", ids=[letter_id], changes=sorted(override.to_ojs())):
-            self._take(letter, lambda found: sent.append(send(self._context, self._whole(found), override)))
+            self._take(letter, lambda held: sent.append(send(self._context, self._whole(held), override)))
         (job,) = sent
-        self._context.emit(dead_letter("retried", job, self._context.clock(), replay_count=job.replay_count))
+        self._context.emit(replayed(job, self._context.clock()))
         return job
 
     #: The specification's word: an alias of `replay`.
@@ -113,7 +123,7 @@ class BrokerLetters:
         letter = self._get(letter_id)
         with self._audit.recording("dead_letter.delete", ids=[letter_id]):
             self._take(letter, self._forget)
-        self._context.emit(dead_letter("deleted", job_of(letter), self._context.clock()))
+        self._context.emit(deleted(job_of(letter), self._context.clock()))
 
     def _forget(self, letter: Letter) -> None:
         if self._store is not None:
@@ -124,10 +134,10 @@ class BrokerLetters:
             raise LetterNotFound(f"dead letter {letter.id!r} is being replayed, or is gone")
 
     def _get(self, letter_id: str) -> Letter:
-        found = next((letter for letter in self._read() if letter.id == letter_id), None)
-        if found is None:
+        letter = next((letter for letter in self._read() if letter.id == letter_id), None)
+        if letter is None:
             raise LetterNotFound(f"there is no dead letter {letter_id!r} in the brokers' dead queues")
-        return found
+        return letter
 
     def _read(self) -> Sequence[Letter]:
         if not self._context.dead_queues:
@@ -135,13 +145,17 @@ class BrokerLetters:
                 "a dead queue is read through its app or broker, and this process has given the bridge to "
                 "none: import the module that does"
             )
-        found = [letter for queues in self._context.dead_queues.values() for letter in queues.read(MOST)]
-        return sorted(found, key=_place, reverse=True)
+        letters = [letter for queues in self._context.dead_queues.values() for letter in queues.read(MOST)]
+        return sorted(letters, key=_place, reverse=True)
 
     def _whole(self, letter: Letter) -> Letter:
         """Return a letter with the errors that its message had no room for, if a store has kept them."""
         kept = [] if self._store is None else [entry for _, entry in self._store.kept_errors(letter.id)]
-        whole = {_which(entry): entry for entry in (*letter.errors, *kept)}
+        # A shortened entry keeps what tells it from the others of its job.
+        whole = {
+            (entry.get("replay", 0), entry.get("attempt"), entry.get("timestamp")): entry
+            for entry in (*letter.errors, *kept)
+        }
         in_time = sorted(whole.values(), key=lambda entry: str(entry.get("timestamp")))
         return replace(letter, errors=tuple(in_time)) if kept else letter
 
@@ -161,6 +175,51 @@ def found_letter(
     return letter_of(job, decision, policy, framework, message, job.errors, at=at)
 
 
+@contextmanager
+def claimed_on_redis(client: Any, lock: str) -> Iterator[bool]:
+    """Give whether the lock of a message on Redis was free; then no other reader has it for a minute.
+
+    A reader that had it before may have deleted the message.
+    """
+    token = uuid.uuid4().hex
+    is_ours = bool(client.set(lock, token, nx=True, px=int(CLAIM_SECONDS * 1000)))
+    try:
+        yield is_ours
+    finally:
+        if is_ours:
+            client.eval(_UNLOCK, 1, lock, token)
+
+
+def await_turn(has_turn: Callable[[], bool]) -> None:
+    """Wait until no other reader looks through a queue on RabbitMQ: a reader hides the messages it holds.
+
+    `has_turn` declares an exclusive queue, which belongs to the connection and goes with it; it returns False
+    while another reader has that. A reader that waits in vain reads all the same: nothing is lost.
+    """
+    waited = 0.0
+    while waited < PATIENCE and not has_turn():
+        pause(0.1)
+        waited += 0.1
+
+
+def renewed(headers: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the headers of a message on RabbitMQ to publish it anew; None unless it was delivered often."""
+    if headers.get(_COUNT, 0) < _OFTEN:
+        return None
+    return {name: value for name, value in headers.items() if name not in _COUNTS}
+
+
+def tell_if_hidden(name: str, count: Callable[[], int]) -> None:
+    """Warn of a queue that has given its messages out, taken them back, and counts none of them."""
+    waited = 0.0
+    while not count():
+        if waited > _SHOWN_SECONDS:
+            logger.warning(_HIDDEN, name)
+            return
+        pause(0.1)
+        waited += 0.1
+
+
 def _decision_of(job: Job) -> DeadLettered:
     """Return the decision that ended a job, as far as its message tells."""
     last = job.errors[-1] if job.errors else {}
@@ -177,31 +236,8 @@ def _last_failure(job: Job) -> datetime | None:
         return None
 
 
-def _which(entry: ErrorEntry) -> tuple[Any, ...]:
-    """Return the key of an error entry among those of its job: a shortened entry keeps it."""
-    return entry.get("replay", 0), entry.get("attempt"), entry.get("timestamp")
-
-
-def _is_among(letter: Letter, where: LetterFilter) -> bool:
-    at = letter.discarded_at
-    return (
-        (where.queue is None or letter.queue == where.queue)
-        and letter.queue not in where.but_queues
-        and matches(index_text(letter.type), where.type)
-        and matches(index_text(letter.error_type), where.error_type)
-        and (where.since is None or at >= where.since)
-        and (where.until is None or at < where.until)
-        and where.group in (None, letter.group)
-    )
-
-
 def _place(letter: Letter) -> tuple[int, str]:
     return to_ms(letter.discarded_at), letter.id
-
-
-def _write_cursor(letter: Letter) -> str:
-    ms, letter_id = _place(letter)
-    return f"{ms}:{letter_id}"
 
 
 def _read_cursor(cursor: str) -> tuple[int, str]:

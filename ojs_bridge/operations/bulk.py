@@ -13,23 +13,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from typing_extensions import Unpack
 
 from ..engine.context import Context
-from ..engine.ports import Override
+from ..engine.runs import Override
 from ..errors import NotResumable, StoreError, Unreachable
-from ..rules.job import Job, parse_time
-from ..store import Letter
+from ..rules.job import Job
+from ..store import EVERYTHING, Fields, Filter, Letter
 from .audit import Audit, Marks, uninterrupted
 from .dead_letters import DeadLetters
 from .health import Probe
-from .letters import Kind, kind_to_json, page_size
-from .operation import ON_RETRIES, RECORDED, Action, Ledger, Operation, State, check
-from .parked_retries import ParkedRetries, is_plain
-from .replaying import MAX_TOLD, Bulk
+from .letters import page_size
+from .operation import ON_RETRIES, RECORDED, Action, JsonAction, Ledger, Operation, State, action_of, check
+from .parked_retries import ParkedRetries
+from .replaying import MAX_ERRORS, Bulk
 
 #: More parked retries are not read for their job types.
 MANY = 10_000
@@ -46,7 +45,7 @@ class Preview:
 
     matched: int
     by_type: Mapping[str, int] | None
-    kind: Kind
+    where: Filter
 
 
 class Operations:
@@ -62,26 +61,28 @@ class Operations:
 
     def begin(
         self,
-        action: Action,
+        action: Action | JsonAction,
+        where: Filter = EVERYTHING,
         *,
         ids: Sequence[str] | None = None,
         override: Mapping[str, Any] | None = None,
         rate: float | None = None,
         stop_if_failing: float | None = None,
-        **kind: Unpack[Kind],
+        **fields: Unpack[Fields],
     ) -> Operation:
-        """Write a new operation on the letters of a Kind, or of some ids; `run` carries it out.
+        """Write a new operation on the letters of a filter, or of some ids; `run` carries it out.
 
-        `override` and `rate` are as for `DeadLetters.retry_all`. `stop_if_failing` is a share from 0 to 1:
+        `override` and `rate` are as for `DeadLetters.replay_all`. `stop_if_failing` is a share from 0 to 1:
         the operation stops when more of the jobs whose outcome is newest have failed an attempt. Raises
         ValueError and InvalidRetryPolicy.
         """
-        check(action, ids, override, rate, stop_if_failing, kind)
+        action, where = action_of(action), replace(where, **fields)
+        check(action, ids, override, rate, stop_if_failing, where)
         now = self._ledger.now()
         if ids is None:
-            total = self.count(action, **kind) if self._is_quick(action, kind) else None
-            soon = now + timedelta(milliseconds=1)
-            kind["until"] = min(kind.get("until") or soon, soon)
+            is_quick = where.is_plain if action in ON_RETRIES else where.text is None
+            total = self.count(action, where) if is_quick else None
+            where = where.until_now(now)
         else:
             ids = [*dict.fromkeys(ids)]
             total = len(ids)
@@ -91,7 +92,7 @@ class Operations:
             "running",
             now,
             now,
-            kind_to_json(kind),
+            where.to_json(),
             None if ids is None else len(ids),
             Override.of(override).to_ojs(),
             rate,
@@ -125,11 +126,11 @@ class Operations:
         return self._ledger.with_jobs([running.to_its_end()])[0]
 
     def _to_its_end(
-        self, action: Action, kind: Kind, progress: Callable[[int], object] | None, **how: Any
+        self, action: Action, where: Filter, progress: Callable[[int], object] | None, **how: Any
     ) -> Bulk:
         """Begin an operation and carry it out; raises Unreachable, too, and the operation can be resumed."""
         ended = self.run(
-            self.begin(action, **how, **kind),
+            self.begin(action, where, **how),
             progress=(lambda now: progress(now.matched)) if progress else None,
         )
         if ended.state == "failed":
@@ -147,25 +148,25 @@ class Operations:
 
     def stop(self, operation_id: str) -> Operation:
         """Ask an operation to stop; it does so within seconds. An operation that has ended stays as it is."""
-        found = self.get(operation_id)
-        if found.has_ended and found.state != "interrupted":
-            return found
+        operation = self.get(operation_id)
+        if operation.has_ended and operation.state != "interrupted":
+            return operation
         with self._audit.recording("operation.stop", operation=operation_id) as entry:
-            found = self._stop(operation_id)
-            entry.outcome = found.state
-        return found
+            operation = self._stop(operation_id)
+            entry.outcome = operation.state
+        return operation
 
     def _stop(self, operation_id: str) -> Operation:
         while True:
-            found = self.get(operation_id)
-            if found.has_ended and found.state != "interrupted":
-                return found
-            state: State = "stopped" if found.state == "interrupted" else "stopping"
-            asked = replace(found, state=state, revision=found.revision + 1)
+            operation = self.get(operation_id)
+            if operation.has_ended and operation.state != "interrupted":
+                return operation
+            state: State = "stopped" if operation.state == "interrupted" else "stopping"
+            asked = replace(operation, state=state, revision=operation.revision + 1)
             if self._ledger.save(asked):
                 if state == "stopped":
                     # Nobody else ends the record of what its process has left.
-                    self._audit.end(found.record, state, found.succeeded - found.recorded)
+                    self._audit.end(operation.record, state, operation.succeeded - operation.recorded)
                 return asked
 
     def resume(self, operation_id: str) -> Operation:
@@ -173,25 +174,25 @@ class Operations:
 
         Raises OperationNotFound, and NotResumable for an operation that runs or is done.
         """
-        found = self.get(operation_id)
-        if found.state not in ("interrupted", "stopped", "failed"):
-            raise NotResumable(f"operation {operation_id!r} is {found.state}, and cannot be resumed")
+        operation = self.get(operation_id)
+        if operation.state not in ("interrupted", "stopped", "failed"):
+            raise NotResumable(f"operation {operation_id!r} is {operation.state}, and cannot be resumed")
         now = self._ledger.now()
         resumed = replace(
-            found,
+            operation,
             state="running",
             why="",
             updated_at=now,
-            recorded=found.succeeded,
-            revision=found.revision + 1,
+            recorded=operation.succeeded,
+            revision=operation.revision + 1,
         )
         with self._audit.recording("operation.resume", operation=operation_id) as entry:
             entry.outcome = resumed.state
             resumed = replace(resumed, record=entry.id)
             if not self._ledger.save(resumed):
                 raise NotResumable(f"operation {operation_id!r} was resumed by another process")
-        if found.state == "interrupted":
-            self._audit.end(found.record, found.state, found.succeeded - found.recorded)
+        if operation.state == "interrupted":
+            self._audit.end(operation.record, operation.state, operation.succeeded - operation.recorded)
         return resumed
 
     def died_again(
@@ -203,42 +204,38 @@ class Operations:
         a limit outside 1 to 1000.
         """
         ids, more = self._ledger.dead(self.get(operation_id), page_size(limit), cursor)
-        found = [letter for letter_id in ids if (letter := self.letters.find(letter_id)) is not None]
-        return found, more
+        letters = [letter for letter_id in ids if (letter := self.letters.find(letter_id)) is not None]
+        return letters, more
 
-    def count(self, action: Action, **kind: Unpack[Kind]) -> int:
-        """Count the letters or retries of a Kind that an action would reach; raises ValueError."""
-        if action in ON_RETRIES:
-            return self.retries.count(**kind)
-        return self.letters.retry_all(**kind).matched
+    def count(self, action: Action | JsonAction, where: Filter = EVERYTHING, **fields: Unpack[Fields]) -> int:
+        """Count the letters or retries of a filter that an action would reach; raises ValueError."""
+        where = replace(where, **fields)
+        return self.retries.count(where) if action in ON_RETRIES else self.letters.replay_all(where).matched
 
-    def preview(self, action: Action, **kind: Unpack[Kind]) -> Preview:
+    def preview(
+        self, action: Action | JsonAction, where: Filter = EVERYTHING, **fields: Unpack[Fields]
+    ) -> Preview:
         """Return what an action would reach now; what comes later is not in its filter. Raises ValueError.
 
         Dead letters with a text are read, and so are parked retries, unless they are more than ten thousand
         and chosen by queue and type alone: then `by_type` is None.
         """
-        soon = self._ledger.now() + timedelta(milliseconds=1)
-        until = min(kind.get("until") or soon, soon)
-        now = Kind(**{**kind, "until": until})
+        where = replace(where, **fields)
+        now = where.until_now(self._ledger.now())
         if action not in ON_RETRIES:
-            found = self.letters.stats(**now)
-            return Preview(found.total, found.by_type, now)
-        total = self.retries.count(**kind) if is_plain(kind) else None
+            stats = self.letters.stats(now)
+            return Preview(stats.total, stats.by_type, now)
+        total = self.retries.count(where) if where.is_plain else None
         if total is not None and total > MANY:
             return Preview(total, None, now)
         types = Counter(each.type for page, _ in self.retries.pages(now, None) for each in page)
         return Preview(types.total(), types, now)
 
-    def _is_quick(self, action: Action, kind: Kind) -> bool:
-        """Return whether the store itself can count."""
-        return is_plain(kind) if action in ON_RETRIES else not kind.get("text")
-
 
 class _Paged(Protocol[Entries_co]):
     """Dead letters, or parked retries, in pages that each have the cursor after them."""
 
-    def pages(self, kind: Kind, cursor: str | None) -> Iterator[tuple[Entries_co, str | None]]: ...
+    def pages(self, where: Filter, cursor: str | None) -> Iterator[tuple[Entries_co, str | None]]: ...
 
     def pages_of_ids(
         self, ids: Sequence[str], cursor: str | None
@@ -289,21 +286,20 @@ class Running:
     def _carry_out(self) -> None:
         asked = self._now
         if asked.action == "purge":
-            self._letters.purge_pages(self._pages(self._letters), self._told)
-        elif asked.action == "retry":
+            self._letters.purge_pages(self._pages(self._letters), self._note)
+        elif asked.action == "replay":
             override = Override.of(asked.override)
             replayer = self._letters.replayer(self._sent, asked.id)
-            replayer.many(self._pages(self._letters), override, rate=asked.rate, told=self._told)
+            replayer.many(self._pages(self._letters), override, rate=asked.rate, progress=self._note)
         else:
             due = asked.began_at if asked.action == "run" else None
-            self._retries.change_pages(self._pages(self._retries), due, self._told)
+            self._retries.change_pages(self._pages(self._retries), due, self._note)
 
     def _pages(self, source: _Paged[Entries_co]) -> Iterator[Entries_co]:
         """Yield pages of letters or retries from the cursor on; the cursor moves when a page is done."""
         asked = self._now
         if asked.ids is None:
-            times = {n: parse_time(asked.kind[n]) for n in ("since", "until") if n in asked.kind}
-            pages = source.pages(cast(Kind, {**asked.kind, **times}), asked.cursor)
+            pages = source.pages(asked.where, asked.cursor)
         else:
             pages = source.pages_of_ids(self._ledger.ids_of(asked), asked.cursor)
         for entries, cursor in pages:
@@ -313,14 +309,14 @@ class Running:
                 self._now = self._page = replace(self._now, cursor=cursor)
                 self._save_now_and_then()
 
-    def _told(self, bulk: Bulk) -> None:
+    def _note(self, bulk: Bulk) -> None:
         before = self._before
         self._now = replace(
             self._now,
             matched=before.matched + bulk.matched,
             succeeded=before.succeeded + bulk.succeeded,
             failed=before.failed + bulk.failed,
-            errors=(*before.errors, *bulk.errors)[:MAX_TOLD],
+            errors=(*before.errors, *bulk.errors)[:MAX_ERRORS],
         )
         if self._progress is not None:
             self._progress(self._now)
@@ -328,7 +324,7 @@ class Running:
         self._save_now_and_then()
 
     def _sent(self, _job: Job) -> None:
-        # A batch that is broken off is not told of, but its jobs were sent.
+        # A batch that is broken off is not counted, but its jobs were sent.
         self._now = replace(self._now, matched=self._now.matched + 1, succeeded=self._now.succeeded + 1)
 
     def _look_for_failures(self) -> None:
@@ -354,10 +350,10 @@ class Running:
             if self._ledger.save(saved):
                 self._now, self._saved_at = replace(operation, revision=saved.revision), time.monotonic()
                 return
-        found = self._ledger.get(operation.id)
-        if found.state != "stopping":
+        stored = self._ledger.get(operation.id)
+        if stored.state != "stopping":
             raise NotResumable(f"operation {operation.id!r} was taken up by another process")
-        self._now = replace(self._now, revision=found.revision)
+        self._now = replace(self._now, revision=stored.revision)
         raise _Stopped("an operator stopped it")
 
     def _resumable(self, operation: Operation) -> Operation:

@@ -12,38 +12,34 @@ from typing import Any
 from typing_extensions import Unpack
 
 from ..engine.context import Context
-from ..engine.events import dead_letter, pruned
-from ..engine.ports import Override
+from ..engine.events import deleted, pruned, replayed
+from ..engine.runs import Changes, Override
 from ..errors import LetterNotFound, StoreError, Unstorable
 from ..rules.duration import format_duration
 from ..rules.job import Job, format_time
-from ..rules.policy import PartialPolicy
-from ..store import Claimed, Letter, LetterFilter, Page, Stats, Store, letter_to_json
+from ..store import EVERYTHING, Claimed, Fields, Filter, Letter, Page, Stats, Store, to_json
 from .audit import Audit, uninterrupted
 from .groups import Groups, Timeline, timeline
 from .letters import (
     CLAIM_SECONDS,
     LOOK_THROUGH,
+    READ,
     SEARCH_SECONDS,
-    Kind,
     Line,
     count,
     every_page,
-    kind_to_json,
     loaded_until,
     lots_of,
-    needed,
     only_id,
     page_size,
+    pages_of_ids,
     read_lines,
     says,
     shown,
-    untold,
-    wanted,
+    without_text,
 )
-from .replaying import READ, Bulk, Replayer, ReplayRule, Rules, job_of, send, why_not
-from .retention import PERIOD, Pruner, Retention
-from .retention import told as retention_told
+from .replaying import Bulk, Replayer, ReplayRule, Rules, job_of, send, why_not
+from .retention import PERIOD, Pruner, Retention, fullness_of
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -51,7 +47,8 @@ logger = logging.getLogger("ojs_bridge")
 class DeadLetters:
     """Dead letters of one bridge. Every method raises ConfigurationError when the bridge has no store.
 
-    The letters that are returned are redacted, and a `text` is searched in the redacted letters.
+    The letters that are returned are redacted, and a `text` is searched in the redacted letters. A call takes
+    a filter, or its fields as keyword arguments, which take the place of the filter's own.
     """
 
     #: Begins a bulk operation and carries it out; the bulk operations, which use the letters, set it.
@@ -67,15 +64,22 @@ class DeadLetters:
         #: The letters by their errors.
         self.groups = Groups(context)
 
-    def list(self, *, limit: int = 50, cursor: str | None = None, **kind: Unpack[Kind]) -> Page:
-        """Return a page of the dead letters of a Kind, newest first (DLQ-006, DLQ-R005).
+    def list(
+        self,
+        where: Filter = EVERYTHING,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        **fields: Unpack[Fields],
+    ) -> Page:
+        """Return a page of the dead letters of a filter, newest first (DLQ-006, DLQ-R005).
 
         For a text, a page searches 2,000 letters, or up to 80,000 whose texts the store has indexed, and
         begins no further step after 5 s: it may have few letters, or none, and still a cursor. Raises
         ValueError for a limit outside 1 to 1000, for a cursor that no page has returned, and for a time
         without a zone.
         """
-        return self._page(*wanted(kind), page_size(limit), cursor)
+        return self._page(replace(where, **fields), page_size(limit), cursor)
 
     def get(self, letter_id: str) -> Letter:
         """Return a dead letter with its whole history (DLQ-002); raises LetterNotFound."""
@@ -95,25 +99,16 @@ class DeadLetters:
         return text if self._store.get(text) else only_id(text, self._store.letters_beginning)
 
     @uninterrupted()
-    def replay(
-        self,
-        letter_id: str,
-        *,
-        queue: str | None = None,
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        meta: Mapping[str, Any] | None = None,
-        retry: PartialPolicy | None = None,
-    ) -> Job:
+    def replay(self, letter_id: str, **changes: Unpack[Changes]) -> Job:
         """Send a dead letter back to its queue: same id, fresh attempts, history kept (DLQ-003, DLQ-R002).
 
-        A queue and arguments take the place of the job's own. `meta`, the headers or options, and `retry`, a
-        partial policy, are merged over its own. The letter leaves the store only after its message was
-        published. Raises LetterNotFound; ConfigurationError when this process has no publisher for the
-        letter's framework or does not know its type; ValueError and InvalidRetryPolicy for the changes; and
-        every error of publishing. After an error the letter stays.
+        The changes are `queue`, `args` and `kwargs`, which take the place of the job's own; and `meta`, the
+        headers or options, and `retry`, a partial policy, which are merged over its own. The letter leaves
+        the store only after its message was published. Raises LetterNotFound; ConfigurationError when this
+        process has no publisher for the letter's framework or does not know its type; ValueError and
+        InvalidRetryPolicy for the changes; and every error of publishing. After an error the letter stays.
         """
-        return self.replay_with(letter_id, Override(queue, args, kwargs, meta, retry))[1]
+        return self.replay_with(letter_id, Override(**changes))[1]
 
     #: The specification's word: an alias of `replay`.
     retry = replay
@@ -121,29 +116,30 @@ class DeadLetters:
     @uninterrupted()
     def replay_with(self, letter_id: str, override: Override) -> tuple[Letter, Job]:
         """Replay a dead letter as `replay` does; return the letter, which is gone, and its job."""
-        claimed, found = self._claim(letter_id)
-        with self._audit.recording("dead_letter.replay", ids=[found], changes=sorted(override.to_ojs())):
-            letter = _only(claimed, found)
+        claimed, whole_id = self._claim(letter_id)
+        with self._audit.recording("dead_letter.replay", ids=[whole_id], changes=sorted(override.to_ojs())):
+            letter = _only(claimed, whole_id)
             try:
                 job = send(self._context, letter, override)
             except BaseException:
-                self._store.unclaim([found], claimed.claim)
+                self._store.unclaim([whole_id], claimed.claim)
                 raise
             # A letter that stays is published twice, unless it is a new one: the job may have died again.
-            self._context.storage_retry.run(self._store.delete, [found], claimed.claim)
+            self._context.storage_retry.run(self._store.delete, [whole_id], claimed.claim)
             self._replayed(job)
         return letter, job
 
-    def retry_all(
+    def replay_all(
         self,
+        where: Filter = EVERYTHING,
         *,
         confirm: bool = False,
         override: Mapping[str, Any] | None = None,
         rate: float | None = None,
         progress: Callable[[int], object] | None = None,
-        **kind: Unpack[Kind],
+        **fields: Unpack[Fields],
     ) -> Bulk:
-        """Replay all dead letters of a Kind, the oldest first (DLQ-R001); count them without `confirm`.
+        """Replay all dead letters of a filter, the oldest first (DLQ-R001); count them without `confirm`.
 
         It is a bulk operation, which `bridge.operations` shows, stops and resumes.
         `override` holds Changes for all letters. `rate` is the most replays in a second. `progress` is called
@@ -151,10 +147,13 @@ class DeadLetters:
         that cannot be replayed stay, and the Bulk tells why. Raises ValueError and InvalidRetryPolicy; and
         Unreachable and StoreError: the letters that are not replayed yet stay.
         """
-        changes = Override.of(override)
+        changes, where = Override.of(override), replace(where, **fields)
         if not confirm:
-            return self._counted(kind)
-        return self.carry_out("retry", kind, progress, override=changes.to_ojs(), rate=rate)
+            return self._counted(where)
+        return self.carry_out("replay", where, progress, override=changes.to_ojs(), rate=rate)
+
+    #: The specification's word: an alias of `replay_all`.
+    retry_all = replay_all
 
     def why_not(self, letter: Letter) -> str | None:
         """Return why this process cannot replay a letter; None if nothing is known to prevent it."""
@@ -163,13 +162,13 @@ class DeadLetters:
     @uninterrupted()
     def delete(self, letter_id: str) -> Letter:
         """Delete a dead letter, and return it; raises LetterNotFound, also while a process replays it."""
-        claimed, found = self._claim(letter_id)
-        with self._audit.recording("dead_letter.delete", ids=[found]):
-            letter = _only(claimed, found)
-            self._store.forget_errors(found)
-            if not self._store.delete([found], claimed.claim):
-                raise LetterNotFound(f"dead letter {found!r} was replayed, and its job has died again")
-        self._context.emit(dead_letter("deleted", job_of(letter), self._clock()))
+        claimed, whole_id = self._claim(letter_id)
+        with self._audit.recording("dead_letter.delete", ids=[whole_id]):
+            letter = _only(claimed, whole_id)
+            self._store.forget_errors(whole_id)
+            if not self._store.delete([whole_id], claimed.claim):
+                raise LetterNotFound(f"dead letter {whole_id!r} was replayed, and its job has died again")
+        self._context.emit(deleted(job_of(letter), self._clock()))
         return letter
 
     def _claim(self, letter_id: str) -> tuple[Claimed, str]:
@@ -184,74 +183,79 @@ class DeadLetters:
 
     def purge(
         self,
+        where: Filter = EVERYTHING,
         *,
         confirm: bool = False,
         progress: Callable[[int], object] | None = None,
-        **kind: Unpack[Kind],
+        **fields: Unpack[Fields],
     ) -> Bulk:
-        """Delete all dead letters of a Kind; without `confirm` only count them.
+        """Delete all dead letters of a filter; without `confirm` only count them.
 
-        A letter that is being replayed stays, and counts as failed. `progress` is as for `retry_all`.
+        A letter that is being replayed stays, and counts as failed. `progress` is as for `replay_all`.
         """
-        return self.carry_out("purge", kind, progress) if confirm else self._counted(kind)
+        where = replace(where, **fields)
+        return self.carry_out("purge", where, progress) if confirm else self._counted(where)
 
-    def purge_pages(self, pages: Iterable[Sequence[Letter]], told: Callable[[Bulk], object]) -> Bulk:
-        """Delete pages of letters; `told` is called with the outcome so far."""
+    def purge_pages(self, pages: Iterable[Sequence[Letter]], progress: Callable[[Bulk], object]) -> Bulk:
+        """Delete pages of letters; `progress` is called with the outcome so far."""
         done = Bulk(0)
         try:
             for page in pages:
                 with uninterrupted():
                     matched = done.matched + len(page)
-                    deleted = done.succeeded + self._store.prune(page, now=self._clock())
-                    done = Bulk(matched, deleted, matched - deleted)
-                    told(done)
+                    succeeded = done.succeeded + self._store.prune(page, now=self._clock())
+                    done = Bulk(matched, succeeded, matched - succeeded)
+                    progress(done)
         finally:
             if done.succeeded:
                 with uninterrupted():
                     self._context.emit(pruned(done.succeeded, self._clock(), policy="purge"))
         return done
 
-    def stats(self, **kind: Unpack[Kind]) -> Stats:
-        """Count the dead letters of a Kind, in all and by queue, job type and last error type (DLQ-R004).
+    def stats(self, where: Filter = EVERYTHING, **fields: Unpack[Fields]) -> Stats:
+        """Count the dead letters of a filter, in all and by queue, job type and last error type (DLQ-R004).
 
         To count those with a text takes as long as to read all others.
         """
-        where, text = wanted(kind)
+        where = replace(where, **fields)
         now, limits = self._clock(), self.retention
         period = PERIOD.total_seconds()
         due = now + timedelta(seconds=period - now.timestamp() % period)
-        told = {
+        retention = {
             "max_age": format_duration(limits.age),
             "max_count": limits.max_count,
             "next_prune_at": format_time(due),
-            **retention_told(self._store, now),
+            **fullness_of(self._store, now),
         }
-        found = (
+        stats = (
             self._store.stats(where)
-            if text is None
-            else count(each for page in self._pages(where, text) for each in page)
+            if where.text is None
+            else count(each for page in self._pages(where) for each in page)
         )
-        return replace(found, retention=told)
+        return replace(stats, retention=retention)
 
-    def timeline(self, *, steps: int = 48, **kind: Unpack[Kind]) -> Timeline:
-        """Count the deaths of a Kind in so many steps of time, from `since`, or the oldest one, until now.
+    def timeline(self, where: Filter = EVERYTHING, *, steps: int = 48, **fields: Unpack[Fields]) -> Timeline:
+        """Count the deaths of a filter in so many steps of time, from `since`, or the oldest one, until now.
 
         Raises ValueError for a text, and for steps outside 1 to 1000.
         """
-        return timeline(self._store, untold(kind, "deaths over time"), self._clock(), steps)
+        where = without_text(replace(where, **fields), "deaths over time")
+        return timeline(self._store, where, self._clock(), steps)
 
-    def export(self, *, raw: bool = False, **kind: Unpack[Kind]) -> Iterator[str]:
-        """Yield the dead letters of a Kind, the oldest first, each as a line of JSON that `load` reads.
+    def export(
+        self, where: Filter = EVERYTHING, *, raw: bool = False, **fields: Unpack[Fields]
+    ) -> Iterator[str]:
+        """Yield the dead letters of a filter, the oldest first, each as a line of JSON that `load` reads.
 
         Redacted lines cannot be loaded. With `raw` nothing is redacted, and the audit says so; a `text` is
         searched in the redacted letters all the same.
         """
-        where, text = self._until_now(kind)
-        with self._audit.recording("dead_letter.export", filter=kind_to_json(kind), raw=raw or None) as entry:
+        where = replace(where, **fields)
+        with self._audit.recording("dead_letter.export", filter=where.to_json(), raw=raw or None) as entry:
             entry.add(0)
-            for page in self._pages(where, text):
+            for page in self._pages(where.until_now(self._clock())):
                 for letter in page:
-                    yield letter_to_json(letter if raw else self._shown(letter))
+                    yield to_json(letter if raw else self._shown(letter))
                     entry.add(1)
 
     def load(self, lines: Iterable[str]) -> int:
@@ -263,7 +267,7 @@ class DeadLetters:
         return self.put(read_lines(lines))
 
     def put(self, lines: Sequence[Line], progress: Callable[[int], object] | None = None) -> int:
-        """Load lines that have been read, as `load` does; `progress` is as for `retry_all`."""
+        """Load lines that have been read, as `load` does; `progress` is as for `replay_all`."""
         with self._audit.recording("dead_letter.import") as entry:
             entry.count = done = 0
 
@@ -327,17 +331,17 @@ class DeadLetters:
         """
         Rules(self._rules, self._context).apply()
 
-    def replayer(self, told: Callable[[Job], object], operation: str = "") -> Replayer:
-        """Return a replayer, for a bulk operation if it has an id; it calls `told` for each job."""
+    def replayer(self, on_sent: Callable[[Job], object], operation: str = "") -> Replayer:
+        """Return a replayer, for a bulk operation if it has an id; it calls `on_sent` for each job."""
 
-        def replayed(job: Job) -> None:
+        def sent(job: Job) -> None:
             self._replayed(job)
-            told(job)
+            on_sent(job)
 
-        return Replayer(self._context, replayed, operation)
+        return Replayer(self._context, sent, operation)
 
     def _replayed(self, job: Job) -> None:
-        self._context.emit(dead_letter("retried", job, self._clock(), replay_count=job.replay_count))
+        self._context.emit(replayed(job, self._clock()))
 
     def _get(self, letter_id: str) -> Letter:
         letter = self._store.get(letter_id)
@@ -352,73 +356,63 @@ class DeadLetters:
             raise LetterNotFound(f"there is no dead letter {letter_id!r}")
         return letter
 
-    def _until_now(self, kind: Kind) -> tuple[LetterFilter, str | None]:
-        """Return the filter and the text of a Kind, without letters that die from now on."""
-        where, text = wanted(kind)
-        now = self._clock() + timedelta(milliseconds=1)
-        return replace(where, until=now if where.until is None else min(where.until, now)), text
-
-    def _counted(self, kind: Kind) -> Bulk:
-        where, text = self._until_now(kind)
-        if text is None:
+    def _counted(self, where: Filter) -> Bulk:
+        where = where.until_now(self._clock())
+        if where.text is None:
             return Bulk(self._store.count(where), confirmed=False)
-        return Bulk(sum(len(page) for page in self._pages(where, text)), confirmed=False)
+        return Bulk(sum(len(page) for page in self._pages(where)), confirmed=False)
 
-    def pages(self, kind: Kind, cursor: str | None) -> Iterator[tuple[Sequence[Letter], str | None]]:
-        """Yield pages of letters as they are stored, the oldest first, each with the cursor after it."""
-        where, text = self._until_now(kind)
-        return self._paged(where, text, cursor)
+    def pages(self, where: Filter, cursor: str | None) -> Iterator[tuple[Sequence[Letter], str | None]]:
+        """Yield pages of letters as they are stored, the oldest first, each with the cursor after it.
+
+        Letters that die from now on are left out.
+        """
+        return self._paged(where.until_now(self._clock()), cursor)
 
     def pages_of_ids(
         self, ids: Sequence[str], cursor: str | None
     ) -> Iterator[tuple[Sequence[Letter], str | None]]:
         """Yield the letters of some ids as they are stored, each page with the cursor after it."""
-        for start in range(int(cursor or 0), len(ids), READ):
-            found = (self._store.get(letter_id) for letter_id in ids[start : start + READ])
-            yield [letter for letter in found if letter is not None], str(start + READ)
+        return pages_of_ids(self._store.get, ids, cursor)
 
-    def _pages(self, where: LetterFilter, text: str | None) -> Iterator[Sequence[Letter]]:
-        return (page for page, _ in self._paged(where, text, None))
+    def _pages(self, where: Filter) -> Iterator[Sequence[Letter]]:
+        return (page for page, _ in self._paged(where, None))
 
-    def _paged(
-        self, where: LetterFilter, text: str | None, cursor: str | None
-    ) -> Iterator[tuple[Sequence[Letter], str | None]]:
+    def _paged(self, where: Filter, cursor: str | None) -> Iterator[tuple[Sequence[Letter], str | None]]:
         """Yield pages of letters as they are stored, the oldest first, each with the cursor after it."""
 
         def read(after: str | None) -> Page:
-            return self._store.list(
-                where, limit=READ, cursor=after or cursor, oldest_first=True, text=text and text.casefold()
-            )
+            return self._store.list(where, limit=READ, cursor=after or cursor, oldest_first=True)
 
         for page in every_page(read):
             yield (
-                [letter for letter in page.letters if says(letter, text, self._context.redactor)],
+                [letter for letter in page.letters if says(letter, where.text, self._context.redactor)],
                 page.next_cursor,
             )
 
-    def _page(self, where: LetterFilter, text: str | None, limit: int, cursor: str | None) -> Page:
-        if text is None:
+    def _page(self, where: Filter, limit: int, cursor: str | None) -> Page:
+        if where.text is None:
             page = self._store.list(where, limit=limit, cursor=cursor)
             return Page(tuple(map(self._shown, page.letters)), page.next_cursor)
-        found, end = list[Letter](), time.monotonic() + SEARCH_SECONDS
+        letters, end = list[Letter](), time.monotonic() + SEARCH_SECONDS
         for _ in range(0, LOOK_THROUGH, READ):
-            page = self._store.list(where, limit=READ, cursor=cursor, text=text.casefold())
+            page = self._store.list(where, limit=READ, cursor=cursor)
             for letter in page.letters:
-                if says(letter, text, self._context.redactor):
-                    found.append(self._shown(letter))
-                if len(found) == limit:
-                    return Page(tuple(found), self._store.cursor_after(letter))
+                if says(letter, where.text, self._context.redactor):
+                    letters.append(self._shown(letter))
+                if len(letters) == limit:
+                    return Page(tuple(letters), self._store.cursor_after(letter))
             cursor = page.next_cursor
             if cursor is None or time.monotonic() >= end:
                 break
-        return Page(tuple(found), cursor)
+        return Page(tuple(letters), cursor)
 
     def _shown(self, letter: Letter) -> Letter:
         return shown(letter, self._context.redactor)
 
     @property
     def _store(self) -> Store:
-        return needed(self._context.store, "dead letters")
+        return self._context.store_for("dead letters")
 
 
 def _only(claimed: Claimed, letter_id: str) -> Letter:

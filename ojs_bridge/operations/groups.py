@@ -1,8 +1,11 @@
-"""Groups of dead letters, whose last errors have the same fingerprint, and the mutes of groups."""
+"""Groups of dead letters, which are alike, the mutes of groups, and the chore that indexes letters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -11,14 +14,30 @@ from typing import Any, get_args
 from typing_extensions import Unpack
 
 from ..engine.context import Context
+from ..engine.scheduler import once_a_period
+from ..errors import StoreError
 from ..rules.fingerprint import frame_of, pattern_of
 from ..rules.job import format_time, parse_time
-from ..store import Document, Group, LetterFilter, Order, Store, from_ms, to_ms
+from ..store import (
+    EVERYTHING,
+    Document,
+    Fields,
+    Filter,
+    Group,
+    GroupPage,
+    Letter,
+    Order,
+    Store,
+    from_ms,
+    to_ms,
+)
 from .audit import Actor, Audit
-from .letters import MAX_PAGE, Kind, every_page, needed, shown, untold, wanted
+from .letters import MAX_PAGE, every_page, said, shown, without_text
+
+logger = logging.getLogger("ojs_bridge")
 
 KIND = "mute"
-#: How long a mute lasts, unless told otherwise.
+#: How long a mute lasts by default.
 LASTS = timedelta(days=7)
 #: The most groups, and steps of time, that one statement names; and the most groups before a page.
 MOST, MOST_SKIPPED = 200, 100_000
@@ -108,7 +127,7 @@ class Timeline:
 class Groups:
     """Groups of dead letters of one bridge. Its methods raise StoreError; without a store ConfigurationError.
 
-    To replay, delete, count or export the letters of a group, give its fingerprint as the `group` of a Kind.
+    To replay, delete, count or export the letters of a group, give its fingerprint as the filter's `group`.
     """
 
     def __init__(self, context: Context) -> None:
@@ -118,18 +137,19 @@ class Groups:
 
     def list(
         self,
+        where: Filter = EVERYTHING,
         *,
         order: Order = "last",
         muted: bool = False,
         limit: int = 50,
         offset: int = 0,
         steps: int = 24,
-        **kind: Unpack[Kind],
+        **fields: Unpack[Fields],
     ) -> tuple[ErrorGroup, ...]:
-        """Return the groups of the letters of a Kind, those that were seen last, or the largest, first.
+        """Return the groups of the letters of a filter, those that were seen last, or the largest, first.
 
         Muted groups are left out unless `muted`. On SQL, `types` and `queues` are those of
-        a group's newest hundred letters. Raises ValueError.
+        a group's newest hundred letters at least. Raises ValueError.
         """
         if order not in get_args(Order):
             raise ValueError(f"order: {order!r} must be one of {', '.join(get_args(Order))}")
@@ -137,16 +157,9 @@ class Groups:
             most = MOST if least else MOST_SKIPPED
             if not (isinstance(value, int) and least <= value <= most):
                 raise ValueError(f"{name}: {value!r} must be between {least} and {most}")
-        where = untold(kind, "groups")
+        where = without_text(replace(where, **fields), "groups")
         times, mutes = times_of(self._store, where, self._clock(), steps), self.mutes()
-        found = self._store.groups(
-            where,
-            order=order,
-            but=() if muted else mutes.keys(),
-            times=times,
-            limit=limit,
-            offset=offset,
-        )
+        page = GroupPage(order, () if muted else mutes.keys(), times, limit, offset)
         return tuple(
             ErrorGroup(
                 replace(group, sample=shown(group.sample, self._context.redactor)),
@@ -154,34 +167,32 @@ class Groups:
                 times[1] - times[0],
                 mutes.get(group.fingerprint),
             )
-            for group in found
+            for group in self._store.groups(where, page)
         )
 
     def mutes(self) -> Mapping[str, Mute]:
-        """Return the mutes of this moment by their fingerprints."""
+        """Return the mutes of this moment by their fingerprints.
+
+        A mute is lifted when more letters of its group have died since than it had.
+        """
         pages = every_page(lambda cursor: self._store.list_documents(KIND, limit=500, cursor=cursor))
-        found = {x.id: _mute_of(x) for page in pages for x in page.documents}
+        mutes = {x.id: _mute_of(x) for page in pages for x in page.documents}
         now = self._clock()
         return {
             name: mute
-            for name, mute in found.items()
-            if mute is not None and mute.until > now and not self._has_grown(name, mute)
+            for name, mute in mutes.items()
+            if mute is not None
+            and mute.until > now
+            and (mute.count is None or self._store.count(Filter(group=name, since=mute.at)) <= mute.count)
         }
-
-    def _has_grown(self, group: str, mute: Mute) -> bool:
-        """Return whether more letters of a group have died since its mute than it had."""
-        return (
-            mute.count is not None
-            and self._store.count(LetterFilter(group=group, since=mute.at)) > mute.count
-        )
 
     def mute(self, group: str, *, until: datetime | None = None) -> Mute:
         """Leave a group out of the list, for seven days or until a time; its letters stay.
 
         The mute is lifted when the group grows by more letters than it has now. Raises ValueError.
         """
-        wanted(Kind(group=group, until=until))
-        now, count = self._now(), self._store.count(LetterFilter(group=group))
+        ours = Filter(group=group, until=until)
+        now, count = self._now(), self._store.count(replace(ours, until=None))
         mute = Mute(Actor.current().name, now, until or now + LASTS, count)
         with self._audit.recording("group.mute", group=group, until=mute.to_ojs()["until"]):
             self._write(group, {"muted": mute.to_ojs()})
@@ -189,15 +200,15 @@ class Groups:
 
     def unmute(self, group: str) -> None:
         """Take a mute back; a group that is not muted stays as it is. Raises ValueError."""
-        wanted(Kind(group=group))
-        if group in self.mutes():
+        where = Filter(group=group)
+        if where.group in self.mutes():
             with self._audit.recording("group.unmute", group=group):
                 self._write(group, {"muted": None})
 
     def _write(self, group: str, body: Mapping[str, Any]) -> None:
         while True:
-            found = self._store.get_document(KIND, group)
-            at, revision = (found.at, found.revision + 1) if found else (self._now(), 1)
+            document = self._store.get_document(KIND, group)
+            at, revision = (document.at, document.revision + 1) if document else (self._now(), 1)
             if self._store.write_document(Document(KIND, group, at, body, revision)):
                 return
 
@@ -206,20 +217,19 @@ class Groups:
 
     @property
     def _store(self) -> Store:
-        return needed(self._context.store, "groups")
+        return self._context.store_for("groups")
 
 
-def times_of(store: Store, where: LetterFilter, now: datetime, steps: int) -> list[datetime]:
+def times_of(store: Store, where: Filter, now: datetime, steps: int) -> list[datetime]:
     """Return the times that begin and end so many steps: from `since`, or the oldest letter, until now."""
-    soon = now + timedelta(milliseconds=1)
-    until = min(where.until or soon, soon)
+    until = where.until_now(now).until or now
     oldest = store.list(where, limit=1, cursor=None, oldest_first=True).letters
     since = where.since or (oldest[0].discarded_at if oldest else until - timedelta(days=1))
     step = max((until - since) / steps, timedelta(milliseconds=1))
     return [since + n * step for n in range(steps + 1)]
 
 
-def timeline(store: Store, where: LetterFilter, now: datetime, steps: int) -> Timeline:
+def timeline(store: Store, where: Filter, now: datetime, steps: int) -> Timeline:
     """Count the deaths in so many steps of time; raises ValueError for steps outside 1 to 1000."""
     if not (isinstance(steps, int) and 1 <= steps <= MAX_PAGE):
         raise ValueError(f"steps: {steps!r} must be between 1 and {MAX_PAGE}")
@@ -229,8 +239,69 @@ def timeline(store: Store, where: LetterFilter, now: datetime, steps: int) -> Ti
 
 
 def _mute_of(document: Document) -> Mute | None:
-    told = document.body["muted"]
-    if told is None:
+    mute = document.body["muted"]
+    if mute is None:
         return None
-    at, until = parse_time(told["at"]), told["until"]
-    return Mute(told["by"], at, parse_time(until) if until else at + LASTS, told.get("count"))
+    at, until = parse_time(mute["at"]), mute["until"]
+    return Mute(mute["by"], at, parse_time(until) if until else at + LASTS, mute.get("count"))
+
+
+#: How often a worker of the fleet looks for letters to index, and how long it works on them.
+INDEX_PERIOD, WORKED = timedelta(minutes=5), timedelta(minutes=4)
+#: The least seconds between two batches.
+PAUSE = 0.01
+
+
+class Indexing:
+    """Groups letters of earlier releases, and indexes the texts of all, while others use the store."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._store = context.store_for("dead letters")
+
+    def once_a_period(self) -> None:
+        """Start `work` on a thread. Only one worker of the fleet starts it in a period."""
+        begin = threading.Thread(target=self._safely, name="ojs-indexing", daemon=True).start
+        once_a_period(self._store, "indexes", INDEX_PERIOD, self._context.clock, begin)
+
+    def work(self) -> int:
+        """Group and index letters for four minutes at most; return how many were grouped.
+
+        The work may stop at any time and go on later. It pauses for as long as each batch took.
+        """
+        ends = time.monotonic() + WORKED.total_seconds()
+        grouped = _through(self._store.group_older(), ends)
+        if grouped:
+            logger.info("%d dead letters of an earlier release were grouped", grouped)
+        _through(self._store.index_texts(self._text_of), ends)
+        return grouped
+
+    def _safely(self) -> None:
+        try:
+            self.work()
+        except StoreError as error:
+            logger.warning("dead letters were not all grouped and indexed this time: %s", error)
+        except Exception:
+            logger.exception("dead letters were not all grouped and indexed this time")
+
+    def _text_of(self, letter: Letter) -> str | None:
+        """Return the text of a letter, followed by its redacted text."""
+        redactor = self._context.redactor
+        try:
+            texts = [said(letter), said(shown(letter, redactor))] if redactor else [said(letter)]
+        except Exception:  # noqa: BLE001 - a redaction is the user's code
+            return None
+        return "\n".join(texts)
+
+
+def _through(work: Iterator[int], ends: float) -> int:
+    """Go through batches of work until a time, with pauses; return the sum of their numbers."""
+    done, begun = 0, time.monotonic()
+    for count in work:
+        done += count
+        now = time.monotonic()
+        if now > ends:
+            break
+        time.sleep(max(PAUSE, now - begun))
+        begun = time.monotonic()
+    return done

@@ -18,10 +18,10 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, TypeAlias
 
 from ..engine.context import Context
-from ..engine.ports import Backlog
+from ..engine.runs import Backlog
 from ..errors import StoreError
 from ..rules.job import format_time, parse_time
-from ..store import Document, ParkedFilter, Store
+from ..store import EVERYTHING, Document, Store
 from .letters import every_page
 
 Status: TypeAlias = Literal["ok", "unknown", "degraded", "away"]
@@ -32,7 +32,7 @@ KIND = "worker"
 BEAT, RENEWED, KEPT = timedelta(seconds=30), timedelta(hours=6), timedelta(days=1)
 #: A worker was seen lately if it wrote within this time. A retry that is due for longer is overdue.
 LATELY, OVERDUE = timedelta(seconds=90), timedelta(seconds=60)
-#: The seconds that a probe waits, unless told otherwise.
+#: The seconds that a probe waits by default.
 SECONDS = 3.0
 _PAGE = 1000
 _NAMES = ("store", "broker", "workers", "backlog", "retries")
@@ -60,8 +60,8 @@ class Health:
     @property
     def status(self) -> Status:
         """`away` if store or broker are out of reach, `degraded` if something else is wrong, else `ok`."""
-        found = {check.status for check in self.checks.values()}
-        return "away" if "away" in found else "degraded" if "degraded" in found else "ok"
+        statuses = {check.status for check in self.checks.values()}
+        return "away" if "away" in statuses else "degraded" if "degraded" in statuses else "ok"
 
     def to_ojs(self) -> dict[str, Any]:
         """Return the answers in JSON."""
@@ -91,7 +91,7 @@ class Probe:
         self._context = context
         self._asking: dict[str, _Question] = {}
         self._away: dict[str, datetime] = {}
-        #: The workers as the store told of them last.
+        #: The workers as the store knew them last.
         self._workers: Sequence[Worker] = ()
         self._lock = threading.Lock()
 
@@ -106,12 +106,12 @@ class Probe:
             return self._of_brokers()
 
         asked = {"store": store, "broker": self._ask("broker", of_brokers)}
-        found: dict[str, Check] = {}
+        checks: dict[str, Check] = {}
         for name, question in asked.items():
             question.thread.join(max(0.0, until - time.monotonic()))
-            found |= question.answers or {name: Check("away", f"no answer within {seconds:g} s")}
+            checks |= question.answers or {name: Check("away", f"no answer within {seconds:g} s")}
         unasked = Check("unknown", "only the store knows")
-        return Health({name: self._since(name, found.get(name, unasked)) for name in _NAMES})
+        return Health({name: self._since(name, checks.get(name, unasked)) for name in _NAMES})
 
     def _since(self, name: str, check: Check) -> Check:
         """Return an answer with the time since when this process has met only `away`."""
@@ -136,12 +136,12 @@ class Probe:
             return {"store": Check("unknown", "there is no store")}
         # A store of a newer version raises its own words.
         version = store.schema()
-        told = "empty" if version is None else f"schema {version}"
+        schema = "empty" if version is None else f"schema {version}"
         self._workers = workers_in(store)
         return {
             "workers": Workers(self._workers, now).check(),
             "retries": _retries(store, now),
-            "store": Check("ok", told, {"schema": version}),
+            "store": Check("ok", schema, {"schema": version}),
         }
 
     def _of_brokers(self) -> Mapping[str, Check]:
@@ -150,20 +150,22 @@ class Probe:
             unasked = Check("unknown", "this process has no app")
             return {"broker": unasked, "backlog": unasked}
         workers = Workers(self._workers, self._context.clock())
-        found, wrong = dict[str, Sequence[Backlog] | None](), dict[str, str]()
+        backlogs, wrong = dict[str, Sequence[Backlog] | None](), dict[str, str]()
         for framework, publisher in publishers.items():
             try:
-                found[framework] = publisher.backlog(workers.queues_of(framework))
+                backlogs[framework] = publisher.backlog(workers.queues_of(framework))
             except Exception as error:  # noqa: BLE001 - whatever it is, this broker gives no answer
                 wrong[framework] = str(error) or repr(error)
         frameworks = {
-            name: "away" if name in wrong else "unknown" if found[name] is None else "ok"
+            name: "away" if name in wrong else "unknown" if backlogs[name] is None else "ok"
             for name in publishers
         }
-        told = [f"{name}: {why}" for name, why in wrong.items()] if len(publishers) > 1 else [*wrong.values()]
+        texts = (
+            [f"{name}: {why}" for name, why in wrong.items()] if len(publishers) > 1 else [*wrong.values()]
+        )
         status: Status = "away" if wrong else "unknown" if "unknown" in frameworks.values() else "ok"
-        message = "; ".join(told) or ", ".join(publishers)
-        backlog = {name: queues for name, queues in found.items() if queues is not None}
+        message = "; ".join(texts) or ", ".join(publishers)
+        backlog = {name: queues for name, queues in backlogs.items() if queues is not None}
         return {
             "broker": Check(status, message, {"frameworks": frameworks}),
             "backlog": _backlog(backlog, workers),
@@ -172,7 +174,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker process as it has told last; one of an earlier release tells neither framework nor queues."""
+    """A worker process as it wrote of itself last; an earlier release writes neither framework nor queues."""
 
     name: str
     seen_at: datetime
@@ -184,16 +186,16 @@ class Worker:
 
 def workers_in(store: Store) -> Sequence[Worker]:
     """Return the worker processes of the last day; raises StoreError."""
-    found: dict[str, Worker] = {}
+    newest: dict[str, Worker] = {}
     for page in every_page(lambda cursor: store.list_documents(KIND, limit=_PAGE, cursor=cursor)):
         for document in page.documents:
             known = {name: value for name, value in document.body.items() if name in Worker.__slots__}
-            told = known.pop("seen_at", None)
+            seen_at = known.pop("seen_at", None)
             queues = tuple(known.pop("queues", ()))
-            worker = Worker(**known, seen_at=parse_time(told) if told else document.at, queues=queues)
-            if worker.name not in found or found[worker.name].seen_at < worker.seen_at:
-                found[worker.name] = worker
-    return [*found.values()]
+            worker = Worker(**known, seen_at=parse_time(seen_at) if seen_at else document.at, queues=queues)
+            if worker.name not in newest or newest[worker.name].seen_at < worker.seen_at:
+                newest[worker.name] = worker
+    return [*newest.values()]
 
 
 class Workers:
@@ -213,13 +215,13 @@ class Workers:
 
     def counts(self, place: Callable[[Worker], Iterable[str]]) -> dict[tuple[str, str], int]:
         """Count the living by framework and place; a place with dead ones alone has zero."""
-        found = Counter[tuple[str, str]]()
+        counts = Counter[tuple[str, str]]()
         for workers, count in ((self.living, 1), (self._dead, 0)):
             for worker in workers:
                 for name in place(worker):
                     if worker.framework:
-                        found[worker.framework, name] += count
-        return dict(sorted(found.items()))
+                        counts[worker.framework, name] += count
+        return dict(sorted(counts.items()))
 
     def missed(self) -> Iterator[str]:
         """Yield what no worker serves any more, and since when."""
@@ -247,22 +249,22 @@ class Workers:
             "queues": _rows("queue", self.counts(lambda worker: worker.queues)),
         }
         each = ", ".join(f"{name} {count}" for name, count in sorted(frameworks.items()))
-        told = [f"{len(self.living) or 'none'} in the last {LATELY.total_seconds():g} s"]
-        told += [each] * bool(each) + [*self.missed()]
-        is_well = bool(self.living) and len(told) == 1 + bool(each)
-        return Check("ok" if is_well else "degraded", "; ".join(told), facts)
+        parts = [f"{len(self.living) or 'none'} in the last {LATELY.total_seconds():g} s"]
+        parts += [each] * bool(each) + [*self.missed()]
+        is_well = bool(self.living) and len(parts) == 1 + bool(each)
+        return Check("ok" if is_well else "degraded", "; ".join(parts), facts)
 
 
 def _rows(name: str, counts: Mapping[tuple[str, str], int]) -> list[dict[str, Any]]:
     return [{"framework": framework, name: place, "seen": n} for (framework, place), n in counts.items()]
 
 
-def _backlog(found: Mapping[str, Sequence[Backlog]], workers: Workers) -> Check:
+def _backlog(backlogs: Mapping[str, Sequence[Backlog]], workers: Workers) -> Check:
     """Return the answer about what waits in the brokers; a queue that nobody takes is not well."""
     served = {(w.framework, queue) for w in workers.living for queue in w.queues}
     # Workers of an earlier release do not tell their queues.
     is_known = bool(workers.living) and all(worker.framework for worker in workers.living)
-    rows = [(framework, each) for framework, queues in found.items() for each in queues]
+    rows = [(framework, each) for framework, queues in backlogs.items() for each in queues]
     unserved = [
         f"{framework}, queue {each.queue}: {each.depth} wait, and no worker takes them"
         for framework, each in rows
@@ -280,13 +282,13 @@ def _backlog(found: Mapping[str, Sequence[Backlog]], workers: Workers) -> Check:
             for framework, each in rows
         ],
     }
-    if not found:
+    if not backlogs:
         return Check("unknown", "no broker was asked")
     return Check("degraded" if unserved else "ok", "; ".join([f"{facts['depth']} wait", *unserved]), facts)
 
 
 def _retries(store: Store, now: datetime) -> Check:
-    first = store.list_parked(ParkedFilter(), limit=1, cursor=None).retries
+    first = store.list_parked(EVERYTHING, limit=1, cursor=None).retries
     if not first:
         return Check("ok", "none is parked", {"oldest_due_at": None})
     due = first[0].next_retry_at
@@ -303,7 +305,7 @@ class Beat:
         self, context: Context, framework: str = "", queues: Callable[[], Iterable[str]] = tuple
     ) -> None:
         self._context, self._framework, self._queues = context, framework, queues
-        self._told: Document | None = None
+        self._written: Document | None = None
 
     def tell(self, *, ended: bool = False) -> None:
         """Write that this process lives, or that it has ended by itself; never raises StoreError."""
@@ -316,15 +318,15 @@ class Beat:
             "seen_at": format_time(now),
             "ended": ended,
         }
-        if self._told is not None and now - self._told.at < RENEWED:
-            document = replace(self._told, body=body, revision=self._told.revision + 1)
+        if self._written is not None and now - self._written.at < RENEWED:
+            document = replace(self._written, body=body, revision=self._written.revision + 1)
         else:
             document = Document(KIND, f"{body['name']}:{secrets.token_hex(4)}", now, body)
         with suppress(StoreError):
             is_written = self._context.store is not None and self._context.store.write_document(document)
-            self._told = document if is_written else None
+            self._written = document if is_written else None
 
     def end(self) -> None:
         """Write that this process has ended by itself, so that nobody misses it."""
-        if self._told is not None:
+        if self._written is not None:
             self.tell(ended=True)

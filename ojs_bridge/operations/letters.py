@@ -1,4 +1,4 @@
-"""Dead letters as the operations read them: filters, pages, redaction, and the lines of an export."""
+"""What operations read: letters and retries of a filter, their pages, redaction, the lines of an export."""
 
 from __future__ import annotations
 
@@ -7,25 +7,36 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from typing import NamedTuple, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from ..engine.redaction import Redactor, without
-from ..errors import ConfigurationError
 from ..rules.fingerprint import is_fingerprint
-from ..rules.job import format_time
-from ..rules.patterns import check_pattern
-from ..store import DocumentPage, Letter, LetterFilter, Page, ParkedPage, Stats, Store, letter_from_json
+from ..store import (
+    DocumentPage,
+    Filter,
+    Letter,
+    Page,
+    Parked,
+    ParkedPage,
+    Stats,
+    from_json,
+    index_text,
+    matches,
+)
 
 AnyPage = TypeVar("AnyPage", Page, ParkedPage)
+Entry = TypeVar("Entry", Letter, Parked)
 _AnyPage = TypeVar("_AnyPage", Page, ParkedPage, DocumentPage)
 
 MAX_PAGE = 1000
+#: The most entries that an operation reads at a time.
+READ = 500
 #: The most entries that one page searches for a text.
 LOOK_THROUGH = 2000
-#: After how many seconds a page ends that searches for a text, with what it has found so far.
+#: After how many seconds a page ends that searches for a text, with what it has until then.
 SEARCH_SECONDS = 5.0
 #: The seconds of a claim on letters, after which another process may claim them.
 CLAIM_SECONDS = 60.0
@@ -37,49 +48,23 @@ _SHORTEST, _NAMED = 4, 5
 _FIELDS = TypeAdapter(TypedDict("LetterFields", get_type_hints(Letter)))  # type: ignore[operator]
 
 
-class Kind(TypedDict, total=False):
-    """A choice of dead letters.
-
-    By queue; by job type and by last error type, which are patterns: `*` stands for any characters. By the
-    time of death: `since` is included, `until` is not. By a `text` in the arguments or error messages, in
-    lower or upper case. By `group`, the fingerprint of a group.
-    """
-
-    queue: str | None
-    type: str | None
-    error_type: str | None
-    since: datetime | None
-    until: datetime | None
-    text: str | None
-    group: str | None
-
-
-def wanted(kind: Kind) -> tuple[LetterFilter, str | None]:
-    """Return the filter for the store, and the text to search for; raises ValueError."""
-    for name in ("since", "until"):
-        at = kind.get(name)
-        if at is not None and not (isinstance(at, datetime) and at.tzinfo):
-            raise ValueError(f"{name}: {at!r} must be a time with a zone")
-    check_pattern("type", kind.get("type"))
-    check_pattern("error_type", kind.get("error_type"))
-    group = kind.get("group")
-    if group is not None and not is_fingerprint(group):
-        raise ValueError(f"group: {group!r} must be a fingerprint, 16 hexadecimal digits")
-    rest = {name: value for name, value in kind.items() if name != "text"}
-    return LetterFilter(**rest), kind.get("text") or None  # type: ignore[arg-type]
-
-
-def kind_to_json(kind: Kind) -> dict[str, Any]:
-    """Return the filters of a Kind that are set, with times as texts."""
-    return {name: format_time(v) if isinstance(v, datetime) else v for name, v in kind.items() if v}
-
-
-def untold(kind: Kind, what: str) -> LetterFilter:
-    """Return the filter of a Kind without a text; raises ValueError that names what is not searched."""
-    where, text = wanted(kind)
-    if text is not None:
-        raise ValueError(f"text: {text!r}: {what} are not searched for a text; leave it out")
+def without_text(where: Filter, what: str) -> Filter:
+    """Return a filter; raises ValueError for one with a text, naming what is not searched for it."""
+    if where.text is not None:
+        raise ValueError(f"text: {where.text!r}: {what} are not searched for a text; leave it out")
     return where
+
+
+def is_among(job: Letter | Parked, at: datetime, where: Filter) -> bool:
+    """Return whether a letter that died then, or a retry parked then, is one of a filter but for its text."""
+    return (
+        (where.queue is None or job.queue == where.queue)
+        and job.queue not in where.but_queues
+        and matches(index_text(job.type), where.type)
+        and matches(index_text(job.error_type), where.error_type)
+        and (where.since is None or at >= where.since)
+        and (where.until is None or at < where.until)
+    )
 
 
 def says(letter: Letter, text: str | None, redactor: Redactor) -> bool:
@@ -87,23 +72,20 @@ def says(letter: Letter, text: str | None, redactor: Redactor) -> bool:
     return text is None or text.casefold() in said(shown(letter, redactor))
 
 
-def said(letter: Letter) -> str:
-    """Return the arguments and error messages of a letter as one casefolded text."""
-    reading = letter.reading
-    return folded([reading.args, reading.kwargs, [entry.get("message") for entry in letter.errors]])
-
-
-def folded(words: object) -> str:
-    """Return a JSON value as a casefolded text."""
+def said(job: Letter | Parked) -> str:
+    """Return the arguments and error messages, and the reason of a retry, as one casefolded text."""
+    reading = job.reading
+    words = [reading.args, reading.kwargs, [entry.get("message") for entry in job.errors]]
+    words += [job.reason] if isinstance(job, Parked) else []
     return json.dumps(words, ensure_ascii=False, default=repr).casefold()
 
 
 def count(letters: Iterable[Letter]) -> Stats:
     """Return the number of dead letters, and their numbers by queue, type and error type."""
-    found = [(x.queue, x.type, x.error_type, x.discarded_at) for x in letters]
-    queues, types, errors = (Counter(str(row[place]) for row in found) for place in range(3))
-    times = [row[3] for row in found]
-    return Stats(len(found), queues, types, errors, min(times, default=None), max(times, default=None))
+    rows = [(x.queue, x.type, x.error_type, x.discarded_at) for x in letters]
+    queues, types, errors = (Counter(str(row[place]) for row in rows) for place in range(3))
+    times = [row[3] for row in rows]
+    return Stats(len(rows), queues, types, errors, min(times, default=None), max(times, default=None))
 
 
 def shown(letter: Letter, redactor: Redactor) -> Letter:
@@ -133,31 +115,31 @@ def every_page(read: Callable[[str | None], _AnyPage]) -> Iterator[_AnyPage]:
         yield page
 
 
+def pages_of_ids(
+    get: Callable[[str], Entry | None], ids: Sequence[str], cursor: str | None
+) -> Iterator[tuple[Sequence[Entry], str | None]]:
+    """Yield the entries of some ids that are there, each page with the cursor after it."""
+    for start in range(int(cursor or 0), len(ids), READ):
+        entries = map(get, ids[start : start + READ])
+        yield [entry for entry in entries if entry is not None], str(start + READ)
+
+
 def only_id(text: str, beginning: Callable[[str, int], Sequence[str]]) -> str:
     """Return the only id that begins with a text of at least four characters; without an id, the text.
 
     Raises ValueError that names the ids, where there are several.
     """
-    found = beginning(text, _NAMED + 1) if len(text) >= _SHORTEST else ()
-    if len(found) > 1:
-        more = ", and more" if len(found) > _NAMED else ""
-        raise ValueError(f"id: {text!r} begins several: {', '.join(found[:_NAMED])}{more}")
-    return found[0] if found else text
-
-
-def needed(store: Store | None, what: str) -> Store:
-    """Return the store; raises ConfigurationError if there is none, naming what needs it."""
-    if store is None:
-        raise ConfigurationError(
-            f"{what} need a store: Bridge(store='sqlite:///ojs.db'), or OJS_BRIDGE_STORE"
-        )
-    return store
+    ids = beginning(text, _NAMED + 1) if len(text) >= _SHORTEST else ()
+    if len(ids) > 1:
+        more = ", and more" if len(ids) > _NAMED else ""
+        raise ValueError(f"id: {text!r} begins several: {', '.join(ids[:_NAMED])}{more}")
+    return ids[0] if ids else text
 
 
 def loaded(number: int, line: str) -> Letter:
     """Return the letter in a line of an export; raises ValueError that names the line."""
     try:
-        letter = letter_from_json(line)
+        letter = from_json(Letter, line)
         _FIELDS.validate_python({name: getattr(letter, name) for name in Letter.__slots__}, strict=True)
     except ValidationError as error:
         raise ValueError(f"line {number}: it is no dead letter: {problem_of(error)}") from None

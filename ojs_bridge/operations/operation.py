@@ -6,18 +6,20 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from ..engine.context import Context
 from ..engine.keeping import Fate, fate_kind
-from ..engine.ports import Override
+from ..engine.runs import Override
 from ..errors import OperationNotFound
 from ..rules.job import format_time, parse_time
-from ..store import Document, Store, from_ms, to_ms
-from .letters import Kind, every_page, needed, wanted
+from ..store import EVERYTHING, Document, Filter, Store, from_ms, to_ms
+from .letters import every_page
 from .replaying import check_rate
 
-Action: TypeAlias = Literal["retry", "purge", "run", "cancel"]
+Action: TypeAlias = Literal["replay", "purge", "run", "cancel"]
+#: An action in JSON and in the store: there the specification calls a replay `retry`.
+JsonAction: TypeAlias = Literal["retry", "purge", "run", "cancel"]
 #: The ids of an operation are a document of their own, so that the progress is short.
 KIND, IDS = "operation", "operation-ids"
 #: An operation whose progress is older was left by its process. A batch may wait long for its broker.
@@ -28,7 +30,7 @@ KEPT = timedelta(days=30)
 ON_RETRIES = ("run", "cancel")
 #: The names of the actions in the audit.
 RECORDED: Mapping[Action, str] = {
-    "retry": "dead_letter.replay",
+    "replay": "dead_letter.replay",
     "purge": "dead_letter.delete",
     "run": "retry.run",
     "cancel": "retry.cancel",
@@ -41,7 +43,7 @@ MAX_IDS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """What became of the jobs that a replay has sent, as workers of this release have told the store.
+    """What became of the jobs that a replay has sent, as workers of this release have written to the store.
 
     Those that run, or wait for a retry, count as `running`. `failed` have failed in an attempt at least.
     """
@@ -65,7 +67,7 @@ class Jobs:
 
     def __str__(self) -> str:
         """Tell the numbers that are not zero."""
-        told = [
+        words = [
             f"{number:,} {what}"
             for number, what in (
                 (self.succeeded, "succeeded"),
@@ -76,7 +78,7 @@ class Jobs:
             )
             if number
         ]
-        return ", ".join(told)
+        return ", ".join(words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +115,26 @@ class Operation:
     jobs: Jobs | None = field(default=None, compare=False)
 
     @property
+    def where(self) -> Filter:
+        """The filter of its letters or retries, as `kind` has it in JSON.
+
+        Raises ValueError for a filter of a newer version.
+        """
+        return Filter.from_json(self.kind)
+
+    @property
     def has_ended(self) -> bool:
         """Whether no process carries it out any more."""
         return self.state not in ("running", "stopping")
 
     def to_ojs(self) -> dict[str, Any]:
         """Return the operation in JSON; of the override it has only the names of the changed fields."""
-        told = asdict(self)
+        fields = asdict(self)
         for name in ("cursor", "revision", "override", "record", "recorded"):
-            del told[name]
+            del fields[name]
         return {
-            **told,
+            **fields,
+            "action": action_to_json(self.action),
             "changes": sorted(self.override),
             "died_again": self.jobs.died_again if self.jobs else 0,
             "errors": [{"job_id": letter_id, "error": why} for letter_id, why in self.errors],
@@ -132,31 +143,42 @@ class Operation:
         }
 
 
+def action_of(word: str) -> Action:
+    """Return an action by its name in code or in JSON; raises ValueError."""
+    if word == "retry":
+        return "replay"
+    if word not in get_args(Action):
+        raise ValueError(f"action: {word!r} must be one of {', '.join(get_args(Action))}")
+    return cast(Action, word)
+
+
+def action_to_json(action: Action) -> JsonAction:
+    """Return an action as JSON and the store name it."""
+    return "retry" if action == "replay" else action
+
+
 def check(
     action: Action,
     ids: Sequence[str] | None,
     override: Mapping[str, Any] | None,
     rate: float | None,
     stop_if_failing: float | None,
-    kind: Kind,
+    where: Filter,
 ) -> None:
     """Raise ValueError for an operation that cannot be, and InvalidRetryPolicy."""
-    if action not in get_args(Action):
-        raise ValueError(f"action: {action!r} must be one of {', '.join(get_args(Action))}")
     if ids is not None and not 0 < len(ids) <= MAX_IDS:
         raise ValueError(f"ids: {len(ids)} of them; there must be 1 to {MAX_IDS}")
-    if ids is not None and any(kind.values()):
+    if ids is not None and where != EVERYTHING:
         raise ValueError("ids: filters go without them")
-    wanted(kind)
     check_rate(rate)
     changes = Override.of(override).to_ojs()
     try:
         json.dumps(changes)
     except (TypeError, ValueError) as error:
         raise ValueError(f"override: it must be JSON: {error}") from None
-    if action != "retry" and (changes or rate or stop_if_failing is not None):
+    if action != "replay" and (changes or rate or stop_if_failing is not None):
         raise ValueError(f"action: a {action} has no override, no rate and no stop_if_failing")
-    if action in ON_RETRIES and kind.get("group"):
+    if action in ON_RETRIES and where.group:
         raise ValueError("group: parked retries have none")
     if stop_if_failing is None:
         return
@@ -176,10 +198,10 @@ class Ledger:
 
     def get(self, operation_id: str) -> Operation:
         """Return an operation; raises OperationNotFound."""
-        found = self.store.get_document(KIND, operation_id)
-        if found is None:
+        document = self.store.get_document(KIND, operation_id)
+        if document is None:
             raise OperationNotFound(f"there is no operation {operation_id!r}")
-        return self.with_jobs([self._read(found)])[0]
+        return self.with_jobs([self._read(document)])[0]
 
     def newest(self, limit: int) -> Sequence[Operation]:
         """Return the newest operations."""
@@ -188,7 +210,7 @@ class Ledger:
 
     def with_jobs(self, operations: Sequence[Operation]) -> Sequence[Operation]:
         """Return operations, the replays with what became of their jobs."""
-        replays = [operation.id for operation in operations if operation.action == "retry"]
+        replays = [operation.id for operation in operations if operation.action == "replay"]
         kinds = [fate_kind(replay, fate) for replay in replays for fate in get_args(Fate)]
         counts = self.store.count_documents(kinds) if kinds else {}
 
@@ -199,14 +221,14 @@ class Ledger:
 
     def newest_fates(self, operation: Operation, fates: Sequence[Fate], most: int) -> Sequence[Fate]:
         """Return the newest of some fates of an operation's jobs, the newest first."""
-        found = [
+        newest = [
             (document.at, fate)
             for fate in fates
             for document in self.store.list_documents(
                 fate_kind(operation.id, fate), limit=most, cursor=None
             ).documents
         ]
-        return [fate for _, fate in sorted(found, reverse=True)[:most]]
+        return [fate for _, fate in sorted(newest, reverse=True)[:most]]
 
     def dead(self, operation: Operation, limit: int, cursor: str | None) -> tuple[Sequence[str], str | None]:
         """Return the ids of an operation's jobs that died again, the newest first, and a cursor."""
@@ -215,18 +237,23 @@ class Ledger:
 
     def _read(self, document: Document) -> Operation:
         known = {name: value for name, value in document.body.items() if name in Operation.__slots__}
+        known["action"] = action_of(known["action"])
         known["updated_at"] = parse_time(known["updated_at"])
         known["errors"] = tuple(map(tuple, known["errors"]))
-        found = Operation(**known, began_at=document.at, revision=document.revision)
+        operation = Operation(**known, began_at=document.at, revision=document.revision)
         # No operation is kept for longer, however slow it is.
-        pace = timedelta(seconds=min(KEPT.total_seconds(), 1 // found.rate) if found.rate else 0)
-        if not found.has_ended and self.now() - found.updated_at > STALE + pace:
-            return replace(found, state="interrupted")
-        return found
+        pace = timedelta(seconds=min(KEPT.total_seconds(), 1 // operation.rate) if operation.rate else 0)
+        if not operation.has_ended and self.now() - operation.updated_at > STALE + pace:
+            return replace(operation, state="interrupted")
+        return operation
 
     def save(self, operation: Operation) -> bool:
         """Write the next revision of an operation; False when another process has written one."""
-        body = {**asdict(operation), "updated_at": format_time(operation.updated_at)}
+        body = {
+            **asdict(operation),
+            "action": action_to_json(operation.action),
+            "updated_at": format_time(operation.updated_at),
+        }
         del body["revision"], body["began_at"], body["jobs"]
         return self.store.write_document(
             Document(KIND, operation.id, operation.began_at, body, operation.revision)
@@ -238,10 +265,10 @@ class Ledger:
 
     def ids_of(self, operation: Operation) -> Sequence[str]:
         """Return the ids that an operation was begun with; raises OperationNotFound when they are gone."""
-        found = self.store.get_document(IDS, operation.id)
-        if found is None:
+        document = self.store.get_document(IDS, operation.id)
+        if document is None:
             raise OperationNotFound(f"the ids of operation {operation.id!r} are gone")
-        return tuple(found.body["ids"])
+        return tuple(document.body["ids"])
 
     def forget_older(self, operation: Operation) -> None:
         """Delete the operations that began 30 days before this one, with the fates of their jobs."""
@@ -260,4 +287,4 @@ class Ledger:
     @property
     def store(self) -> Store:
         """The store; raises ConfigurationError without one."""
-        return needed(self._context.store, "bulk operations")
+        return self._context.store_for("bulk operations")

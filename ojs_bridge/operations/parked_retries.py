@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import Any
 
 from typing_extensions import Unpack
 
@@ -19,10 +18,20 @@ from ..engine.scheduler import CLAIM, UNPARK
 from ..errors import RetryNotFound, Unreachable
 from ..rules.job import format_time
 from ..rules.patterns import check_pattern, matches
-from ..store import Parked, ParkedFilter, ParkedPage, Store
+from ..store import EVERYTHING, Fields, Filter, Parked, ParkedPage, Store
 from .audit import Audit, uninterrupted
-from .letters import LOOK_THROUGH, MAX_PAGE, Kind, every_page, folded, needed, only_id, page_size, wanted
-from .replaying import MAX_TOLD, READ, Bulk
+from .letters import (
+    LOOK_THROUGH,
+    MAX_PAGE,
+    READ,
+    every_page,
+    is_among,
+    only_id,
+    page_size,
+    pages_of_ids,
+    said,
+)
+from .replaying import Bulk
 
 #: So many retries are changed between two looks at the progress.
 LOT = 100
@@ -35,21 +44,28 @@ class ParkedRetries:
         self._context = context
         self._audit = Audit(context)
 
-    def list(self, *, limit: int = 50, cursor: str | None = None, **kind: Unpack[Kind]) -> ParkedPage:
-        """Return a page of the retries of a Kind, the next one due first; its times are those of the parking.
+    def list(
+        self,
+        where: Filter = EVERYTHING,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        **fields: Unpack[Fields],
+    ) -> ParkedPage:
+        """Return a page of the retries of a filter, the next one due first; its times are of the parking.
 
         For anything but a queue and a type, a page searches 2,000 retries: it may have few, or none, and
         still a cursor. Raises ValueError for a limit outside 1 to 1000, for a cursor that no page has
         returned, for a time without a zone, and for a group.
         """
-        where, is_wanted, size = *self._wanted(kind), page_size(limit)
-        step, looked, found = min(size, READ), 0, list[Parked]()
+        where, size = _without_group(replace(where, **fields)), page_size(limit)
+        step, looked, chosen = min(size, READ), 0, list[Parked]()
         while True:
             page = self._store.list_parked(where, limit=step, cursor=cursor)
-            found += filter(is_wanted, page.retries)
+            chosen += self._chosen(page, where)
             cursor, looked = page.next_cursor, looked + step
-            if cursor is None or len(found) + step > size or looked >= LOOK_THROUGH:
-                return ParkedPage(tuple(map(self._shown, found)), cursor)
+            if cursor is None or len(chosen) + step > size or looked >= LOOK_THROUGH:
+                return ParkedPage(tuple(map(self._shown, chosen)), cursor)
 
     def get(self, job_id: str) -> Parked:
         """Return a job's parked retry; raises RetryNotFound."""
@@ -91,45 +107,43 @@ class ParkedRetries:
         with self._audit.recording("retry.drain", tasks=[*tasks]) as entry:
             entry.add(0)
 
-            def told(published: int) -> None:
+            def note(published: int) -> None:
                 entry.count = published
                 progress(published)
 
-            return Draining(self._context, self._store, tasks, told).run()
+            return Draining(self._context, self._store, tasks, note).run()
 
     def drainable(self, tasks: Sequence[str] = ()) -> Iterator[Parked]:
         """Return the retries that `drain` would publish, in the order of their time; raises as `drain`."""
         _check(tasks)
         return map(self._shown, Draining(self._context, self._store, tasks).retries())
 
-    def count(self, **kind: Unpack[Kind]) -> int:
-        """Count the parked retries of a Kind; for anything but a queue and a type it reads them all."""
-        where, is_wanted = self._wanted(kind)
-        if is_plain(kind):
+    def count(self, where: Filter = EVERYTHING, **fields: Unpack[Fields]) -> int:
+        """Count the parked retries of a filter; for anything but a queue and a type it reads them all."""
+        where = _without_group(replace(where, **fields))
+        if where.is_plain:
             return self._store.count_parked(where)
-        return sum(sum(map(is_wanted, page.retries)) for page in self._pages(where, None))
+        return sum(len(page) for page, _ in self.pages(where, None))
 
-    def pages(self, kind: Kind, cursor: str | None) -> Iterator[tuple[Sequence[Parked], str | None]]:
+    def pages(self, where: Filter, cursor: str | None) -> Iterator[tuple[Sequence[Parked], str | None]]:
         """Yield pages of retries as they are stored, the next due first, each with the cursor after it."""
-        where, is_wanted = self._wanted(kind)
-        for page in self._pages(where, cursor):
-            yield [*filter(is_wanted, page.retries)], page.next_cursor
+        where = _without_group(where)
+        for page in every_page(lambda at: self._store.list_parked(where, limit=READ, cursor=at or cursor)):
+            yield self._chosen(page, where), page.next_cursor
 
     def pages_of_ids(
         self, ids: Sequence[str], cursor: str | None
     ) -> Iterator[tuple[Sequence[Parked], str | None]]:
         """Yield the retries of some jobs as they are stored, each page with the cursor after it."""
-        for start in range(int(cursor or 0), len(ids), READ):
-            found = (self._store.get_parked(job_id) for job_id in ids[start : start + READ])
-            yield [parked for parked in found if parked is not None], str(start + READ)
+        return pages_of_ids(self._store.get_parked, ids, cursor)
 
     def change_pages(
         self,
         pages: Iterable[Sequence[Parked]],
         due: datetime | None,
-        told: Callable[[Bulk], object],
+        progress: Callable[[Bulk], object],
     ) -> None:
-        """Make pages of retries due, or cancel them for None; `told` is called with the outcome so far.
+        """Make pages of retries due, or cancel them for None; `progress` is called with the outcome so far.
 
         With a time that is the same for all, no retry comes a second time on a later page.
         """
@@ -137,13 +151,8 @@ class ParkedRetries:
         for lot in (page[at : at + LOT] for page in pages for at in range(0, len(page), LOT)):
             with uninterrupted():
                 wrong = [(it.id, str(_gone(it.id))) for it in lot if not self._change(it, due)]
-                done = Bulk(
-                    done.matched + len(lot),
-                    done.succeeded + len(lot) - len(wrong),
-                    done.failed + len(wrong),
-                    (*done.errors, *wrong)[:MAX_TOLD],
-                )
-                told(done)
+                done = done.plus(len(lot), wrong)
+                progress(done)
 
     def _change(self, parked: Parked, due: datetime | None) -> bool:
         if due is not None:
@@ -153,25 +162,14 @@ class ParkedRetries:
         self._context.emit(cancelled(job_of_parked(parked), self._context.clock()))
         return True
 
-    def _pages(self, where: ParkedFilter, cursor: str | None) -> Iterator[ParkedPage]:
-        return every_page(lambda after: self._store.list_parked(where, limit=READ, cursor=after or cursor))
-
-    def _wanted(self, kind: Kind) -> tuple[ParkedFilter, Callable[[Parked], bool]]:
-        """Return the filter for the store, and a function that says whether a retry is of the Kind."""
-        _, text = wanted(kind)
-        if kind.get("group"):
-            raise ValueError("group: parked retries have none")
-        error_type, since, until = kind.get("error_type"), kind.get("since"), kind.get("until")
-
-        def is_wanted(parked: Parked) -> bool:
-            return (
-                (error_type is None or matches(_error_type(parked), error_type))
-                and (since is None or parked.parked_at >= since)
-                and (until is None or parked.parked_at < until)
-                and (text is None or _says(self._shown(parked), text))
-            )
-
-        return ParkedFilter(kind.get("queue"), kind.get("type")), is_wanted
+    def _chosen(self, page: ParkedPage, where: Filter) -> Sequence[Parked]:
+        """Return the retries of a page that a filter chooses; the store knows only queue and type."""
+        return [
+            parked
+            for parked in page.retries
+            if is_among(parked, parked.parked_at, where)
+            and (where.text is None or where.text.casefold() in said(self._shown(parked)))
+        ]
 
     def _get(self, job_id: str) -> Parked:
         parked = self._store.get_parked(job_id)
@@ -189,24 +187,13 @@ class ParkedRetries:
 
     @property
     def _store(self) -> Store:
-        return needed(self._context.store, "parked retries")
+        return self._context.store_for("parked retries")
 
 
-def is_plain(kind: Kind) -> bool:
-    """Return whether a Kind has no filter but a queue and a type, which the store itself knows."""
-    return not any(value for name, value in kind.items() if name not in ("queue", "type"))
-
-
-def _error_type(parked: Parked) -> str:
-    errors: Sequence[Mapping[str, Any]] = parked.state.get("errors") or ({},)
-    return str(errors[-1].get("type") or "Unknown")
-
-
-def _says(parked: Parked, text: str) -> bool:
-    """Return whether the arguments, the error messages or the reason of a retry have a text."""
-    messages = [entry.get("message") for entry in parked.state.get("errors", ())]
-    words = [parked.reading.args, parked.reading.kwargs, messages, parked.reason]
-    return text.casefold() in folded(words)
+def _without_group(where: Filter) -> Filter:
+    if where.group is not None:
+        raise ValueError("group: parked retries have none")
+    return where
 
 
 def _check(tasks: Sequence[str]) -> None:
@@ -246,7 +233,7 @@ class Draining:
         self._context = context
         self._store = store
         self._publishers = context.publishers
-        self._tasks = tasks
+        self._tasks = tasks or ("*",)
         self._progress = progress
         self._tried: set[tuple[str, int]] = set()
         self._failed: dict[str, str] = {}
@@ -267,12 +254,9 @@ class Draining:
 
     def _pages(self) -> Iterator[list[Parked]]:
         """Yield pages of the retries that match, of every framework."""
-        read = partial(self._store.list_parked, ParkedFilter(), limit=MAX_PAGE)
+        read = partial(self._store.list_parked, EVERYTHING, limit=MAX_PAGE)
         for page in every_page(lambda cursor: read(cursor=cursor)):
-            yield [parked for parked in page.retries if self._wants(parked.type)]
-
-    def _wants(self, type_: str) -> bool:
-        return not self._tasks or any(matches(type_, pattern) for pattern in self._tasks)
+            yield [p for p in page.retries if any(matches(p.type, pattern) for pattern in self._tasks)]
 
     def _publish(self, page: Sequence[Parked]) -> int:
         """Publish the retries of a page that can be claimed; return their number."""

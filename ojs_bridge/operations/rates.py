@@ -12,16 +12,14 @@ from typing import Any, TypeAlias
 from ..engine.context import Context
 from ..engine.rates import OTHER
 from ..rules.job import format_time
-from ..rules.patterns import check_pattern
-from ..store import BOUNDS, SECONDS, Rate, Span, from_ms, index_text, matches, to_ms
-from .letters import needed
+from ..store import BOUNDS, SECONDS, Filter, Rate, Span, from_ms, index_text, matches, to_ms
 
 #: What is shown without a `since`.
 SHOWN = timedelta(days=1)
 #: A longer time is shown by the hour. So is a time whose minutes the store has forgotten.
 BY_MINUTE, MINUTES_KEPT = timedelta(hours=3), timedelta(hours=24)
 LONGEST = timedelta(days=15)
-#: The most job types that are told apart.
+#: The most job types that are counted apart.
 MAX_TYPES = 50
 #: The outcomes whose durations are shown, and the shares of their runs.
 TIMED = ("completed", "recovered")
@@ -54,30 +52,24 @@ class RateHistory:
             outcome: {name: [*values] for name, values in quantiles.items()}
             for outcome, quantiles in self.seconds.items()
         }
-        told = {"since": format_time(self.since), "step_seconds": self.step.total_seconds()}
-        return {**told, "by_type": by_type, "seconds": seconds}
+        span = {"since": format_time(self.since), "step_seconds": self.step.total_seconds()}
+        return {**span, "by_type": by_type, "seconds": seconds}
 
 
-def history(
-    context: Context,
-    since: datetime | None,
-    until: datetime | None,
-    type_: str | None,
-    queue: str | None,
-) -> RateHistory:
-    """Return the history of a time, which is empty where the time ends before it begins.
+def history(context: Context, where: Filter) -> RateHistory:
+    """Return the history of a time, of a queue and of job types; it is empty where the time ends too early.
 
-    Raises ConfigurationError without a store, ValueError for a pattern that is none, and StoreError.
+    Raises ConfigurationError without a store, and StoreError.
     """
-    check_pattern("type", type_)
-    store, now = needed(context.store, "rates"), context.clock()
-    until = max(min(until or now, now), now - LONGEST)
-    since = min(max(since or until - SHOWN, now - LONGEST), until)
+    store, now = context.store_for("rates"), context.clock()
+    until = max(min(where.until or now, now), now - LONGEST)
+    since = min(max(where.since or until - SHOWN, now - LONGEST), until)
     span: Span = "minute" if until - since <= BY_MINUTE and now - since <= MINUTES_KEPT else "hour"
     step = SECONDS[span] * 1000
     first = to_ms(since) // step * step
-    found = store.rates(from_ms(first), until, span) if since < until else []
-    rates = [rate for rate in found if _is_wanted(rate, type_, queue)]
+    counted = store.rates(from_ms(first), until, span) if since < until else []
+    queue = where.queue and index_text(where.queue)
+    rates = [rate for rate in counted if matches(rate.type, where.type) and queue in (None, rate.queue)]
     steps = -(-(to_ms(until) - first) // step)
     places = [(to_ms(rate.at) - first) // step for rate in rates]
     return RateHistory(
@@ -88,22 +80,18 @@ def history(
     )
 
 
-def _is_wanted(rate: Rate, type_: str | None, queue: str | None) -> bool:
-    return matches(rate.type, type_) and (queue is None or rate.queue == index_text(queue))
-
-
 def _by_type(rates: Sequence[Rate], places: Sequence[int], steps: int) -> dict[str, dict[str, Series]]:
     totals = Counter[str]()
     for rate in rates:
         totals[rate.type] += sum(rate.counts)
     shown = {type_ for type_, _ in totals.most_common(MAX_TYPES)}
-    found: dict[str, dict[str, list[int]]] = {}
+    by_type: dict[str, dict[str, list[int]]] = {}
     for rate, place in zip(rates, places, strict=True):
-        outcomes = found.setdefault(rate.type if rate.type in shown else OTHER, {})
+        outcomes = by_type.setdefault(rate.type if rate.type in shown else OTHER, {})
         outcomes.setdefault(rate.outcome, [0] * steps)[place] += sum(rate.counts)
     return {
         type_: {outcome: tuple(series) for outcome, series in sorted(outcomes.items())}
-        for type_, outcomes in sorted(found.items())
+        for type_, outcomes in sorted(by_type.items())
     }
 
 

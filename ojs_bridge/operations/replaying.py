@@ -11,25 +11,22 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ..engine.context import Context
-from ..engine.events import dead_letter
-from ..engine.ports import Override, Publisher
+from ..engine.events import replayed
+from ..engine.runs import Override, Publisher
 from ..engine.scheduler import once_a_period
 from ..engine.storage_retry import pause
 from ..errors import ConfigurationError, InvalidRetryPolicy, Unreachable
 from ..rules.duration import read_duration
-from ..rules.job import Job, entries_of
-from ..rules.patterns import check_pattern
+from ..rules.job import Job, encode, entries_of
 from ..rules.policy import RetryPolicy, partial_to_ojs
-from ..store import Letter, LetterFilter, Store
+from ..store import Filter, Letter, Store
 from .audit import uninterrupted
-from .letters import CLAIM_SECONDS, every_page, needed
+from .letters import CLAIM_SECONDS, READ, every_page
 
 logger = logging.getLogger("ojs_bridge")
 
 #: The most letters that a replay claims at a time.
 BATCH = 200
-#: The most letters that are read at a time.
-READ = 500
 #: The time between two applications of the replay rules.
 PERIOD = timedelta(minutes=1)
 
@@ -47,8 +44,17 @@ class Bulk:
     errors: tuple[tuple[str, str], ...] = ()
     confirmed: bool = True
 
+    def plus(self, count: int, wrong: Sequence[tuple[str, str]]) -> Bulk:
+        """Return the outcome with so many more letters, of which some failed, with the reasons."""
+        return Bulk(
+            self.matched + count,
+            self.succeeded + count - len(wrong),
+            self.failed + len(wrong),
+            (*self.errors, *wrong)[:MAX_ERRORS],
+        )
 
-MAX_TOLD = 100
+
+MAX_ERRORS = 100
 
 
 def publisher_of(context: Context, letter: Letter) -> Publisher:
@@ -90,8 +96,8 @@ def send(context: Context, letter: Letter, override: Override, operation: str = 
         except InvalidRetryPolicy as error:
             # The override does not go with the job's own policy.
             raise error.under("retry") from None
-    replayed = job.replayed(operation)._replace(retry=retry, queue=override.queue or job.queue)
-    header = context.history.encode(replayed)
+    again = job.replayed(operation)._replace(retry=retry, queue=override.queue or job.queue)
+    header = encode(again, history=context.history, budget=context.budget)
     if header.left_out and store is not None:
         store.forget_errors(job.letter_id)
         store.keep_errors(job.letter_id, header.left_out)
@@ -100,13 +106,13 @@ def send(context: Context, letter: Letter, override: Override, operation: str = 
 
 
 class Replayer:
-    """Replays many dead letters, for a bulk operation if it has an id; `told` is called with each job."""
+    """Replays many dead letters, for a bulk operation if it has an id; `on_sent` is called with each job."""
 
-    def __init__(self, context: Context, told: Callable[[Job], object], operation: str = "") -> None:
+    def __init__(self, context: Context, on_sent: Callable[[Job], object], operation: str = "") -> None:
         self._context, self._operation = context, operation
-        self._store = needed(context.store, "dead letters")
+        self._store = context.store_for("dead letters")
         self._clock = context.clock
-        self._told = told
+        self._on_sent = on_sent
 
     def many(
         self,
@@ -114,22 +120,17 @@ class Replayer:
         override: Override,
         *,
         rate: float | None = None,
-        told: Callable[[Bulk], object] = lambda _bulk: None,
+        progress: Callable[[Bulk], object] = lambda _bulk: None,
     ) -> Bulk:
         """Replay pages of letters, at most `rate` a second; raises Unreachable and StoreError.
 
-        `told` is called with the outcome so far.
+        `progress` is called with the outcome so far.
         """
-        pace = _Pace(rate)
-        matched, errors, failed = 0, list[tuple[str, str]](), 0
-        done = Bulk(0)
-        for batch in _batches(pages, BATCH if rate is None else max(1, min(BATCH, int(rate)))):
-            matched += len(batch)
-            wrong = self._batch(batch, override, pace)
-            failed += len(wrong)
-            errors += wrong[: MAX_TOLD - len(errors)]
-            done = Bulk(matched, matched - failed, failed, tuple(errors))
-            told(done)
+        pace, done = _Pace(rate), Bulk(0)
+        size = BATCH if rate is None else max(1, min(BATCH, int(rate)))
+        for batch in (page[at : at + size] for page in pages for at in range(0, len(page), size)):
+            done = done.plus(len(batch), self._batch(batch, override, pace))
+            progress(done)
         return done
 
     def _batch(self, letters: Sequence[Letter], override: Override, pace: _Pace) -> list[tuple[str, str]]:
@@ -162,7 +163,7 @@ class Replayer:
             self._context.storage_retry.run(self._store.delete, [*done], claimed.claim)
             self._store.unclaim([i for i in ids if i not in done], claimed.claim)
             for job in done.values():
-                self._told(job)
+                self._on_sent(job)
         return [*left]
 
     def _send(self, letter: Letter, override: Override, done: dict[str, Job], wrong: dict[str, str]) -> None:
@@ -195,13 +196,7 @@ class _Pace:
             self._next = max(self._next, time.monotonic() - self._between) + self._between
 
 
-def _batches(pages: Iterable[Sequence[Letter]], size: int) -> Iterator[Sequence[Letter]]:
-    for page in pages:
-        for start in range(0, len(page), size):
-            yield page[start : start + size]
-
-
-def pages_of(store: Store, where: LetterFilter) -> Iterator[Sequence[Letter]]:
+def pages_of(store: Store, where: Filter) -> Iterator[Sequence[Letter]]:
     """Return pages of letters as they are stored, the oldest first."""
     pages = every_page(lambda cursor: store.list(where, limit=READ, cursor=cursor, oldest_first=True))
     return (page.letters for page in pages)
@@ -250,30 +245,29 @@ class ReplayRule:
             wrong = f"max_replays: {self.max_replays!r} must be an integer of at least 1"
             raise ConfigurationError(f"replay rule {self.name!r}: {wrong}")
         try:
-            check_pattern("type", self.type)
-            check_pattern("error_type", self.error_type)
+            Filter(self.queue, self.type, self.error_type)
         except ValueError as error:
             raise ConfigurationError(f"replay rule {self.name!r}: {error}") from None
         object.__setattr__(self, "delay", delay)
 
-    def where(self, now: datetime) -> LetterFilter:
+    def where(self, now: datetime) -> Filter:
         """Return the filter for the letters that are due under this rule."""
-        return LetterFilter(self.queue, self.type, self.error_type, until=now - read_duration(self.delay))
+        return Filter(self.queue, self.type, self.error_type, until=now - read_duration(self.delay))
 
 
 def checked(rules: Iterable[ReplayRule]) -> tuple[ReplayRule, ...]:
     """Return the rules; raises ConfigurationError for a wrong type, or for a name that stands twice."""
     if not isinstance(rules, Iterable):
         raise ConfigurationError(f"replay_rules: {rules!r} must be a list of ReplayRules")
-    found = tuple(rules)
-    for rule in found:
+    all_rules = tuple(rules)
+    for rule in all_rules:
         if not isinstance(rule, ReplayRule):
             raise ConfigurationError(f"replay_rules: {rule!r} is not a ReplayRule")
-    names = [rule.name for rule in found]
+    names = [rule.name for rule in all_rules]
     for name in names:
         if names.count(name) > 1:
             raise ConfigurationError(f"replay_rules: two rules are called {name!r}")
-    return found
+    return all_rules
 
 
 class Rules:
@@ -282,7 +276,7 @@ class Rules:
     def __init__(self, rules: Sequence[ReplayRule], context: Context) -> None:
         self._rules = [rule for rule in rules if rule.enabled]
         self._context = context
-        self._store = needed(context.store, "replay rules")
+        self._store = context.store_for("replay rules")
         self._clock = context.clock
 
     def apply(self) -> None:
@@ -302,12 +296,11 @@ class Rules:
             ours = letter.framework == framework and publisher.knows(letter.type)
             return ours and letter.replay_count < rule.max_replays
 
-        def told(job: Job) -> None:
-            count, at = job.replay_count, self._clock()
-            self._context.emit(dead_letter("replayed", job, at, replay_count=count, rule=rule.name))
+        def emit(job: Job) -> None:
+            self._context.emit(replayed(job, self._clock(), rule.name))
 
-        found = ([*filter(due, page)] for page in pages_of(self._store, rule.where(self._clock())))
-        replayer = Replayer(self._context, told)
-        done = replayer.many(found, Override())
+        pages = ([*filter(due, page)] for page in pages_of(self._store, rule.where(self._clock())))
+        replayer = Replayer(self._context, emit)
+        done = replayer.many(pages, Override())
         if done.matched:
             logger.info("replay rule %r: %d replayed, %d not", rule.name, done.succeeded, done.failed)

@@ -16,20 +16,20 @@ from typing import Any
 from ..engine.scheduler import once_a_period
 from ..errors import ConfigurationError
 from ..rules.duration import read_duration
-from ..store import Document, Letter, LetterFilter, Store, letter_to_json, to_ms
+from ..store import Document, Filter, Letter, Store, to_json, to_ms
 from . import audit, health
 from .letters import CLAIM_SECONDS
 
 #: The most letters that are pruned at a time, and the time between two prunings.
 BATCH = 500
 PERIOD = timedelta(minutes=5)
-#: The kind of the records of prunings, how long they are told of, and the share that is nearly a whole limit.
-KIND, TOLD, NEARLY_FULL = "retention", timedelta(days=1), 0.9
+#: The kind of the records of prunings, how long they are shown, and the share that is nearly a whole limit.
+KIND, SHOWN_FOR, NEARLY_FULL = "retention", timedelta(days=1), 0.9
 #: The most groups that lose letters of their own, and the most that are named. Then the oldest letters go.
 _GROUPS, _NAMED = 200, 3
 #: How long the first death of a group without letters is kept, and records of these kinds.
 GROUPS_KEPT = timedelta(days=365)
-RECORDS = {audit.KIND: audit.KEPT, audit.MARK: audit.KEPT, health.KIND: health.KEPT, KIND: TOLD}
+RECORDS = {audit.KIND: audit.KEPT, audit.MARK: audit.KEPT, health.KIND: health.KEPT, KIND: SHOWN_FOR}
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -64,6 +64,8 @@ class Retention:
         if not isinstance(self.queues, Mapping):
             raise ConfigurationError(f"retention: queues: {self.queues!r} must map queues to a Retention")
         for queue, own in self.queues.items():
+            if not (queue and isinstance(queue, str)):
+                raise ConfigurationError(f"retention: queues: {queue!r} must be the name of a queue")
             if not isinstance(own, Retention) or own.queues or own.archive:
                 raise ConfigurationError(
                     f"retention: queues: {queue!r} must have a Retention of max_age and max_count alone"
@@ -77,11 +79,11 @@ class Retention:
         """`max_age` as a timedelta."""
         return read_duration(self.max_age)
 
-    def rules(self) -> Iterator[tuple[LetterFilter, Retention]]:
+    def rules(self) -> Iterator[tuple[Filter, Retention]]:
         """Yield each filter of letters, and its limits."""
         for queue, own in self.queues.items():
-            yield LetterFilter(queue=queue), own
-        yield LetterFilter(but_queues=frozenset(self.queues)), self
+            yield Filter(queue=queue), own
+        yield Filter(but_queues=frozenset(self.queues)), self
 
 
 class Pruner:
@@ -123,14 +125,14 @@ class Pruner:
         self._store.forget_groups(before=self._clock() - GROUPS_KEPT)
         return self.prune()
 
-    def _enforce(self, where: LetterFilter, limits: Retention) -> int:
+    def _enforce(self, where: Filter, limits: Retention) -> int:
         pruned = self._prune_oldest(replace(where, until=self._clock() - limits.age), sys.maxsize)
         count = self._store.count(where)
         if limits.max_count:
             self.fullness[where.queue or "*"] = round(count / limits.max_count, 3)
         return pruned + self._prune_excess(where, count - limits.max_count)
 
-    def _prune_excess(self, where: LetterFilter, excess: int) -> int:
+    def _prune_excess(self, where: Filter, excess: int) -> int:
         """Prune so many letters: the largest groups lose their oldest, so that no fault pushes out others."""
         if excess <= 0:
             return 0
@@ -178,7 +180,7 @@ class Pruner:
         """Return the groups that have lost the most letters, and the number of these."""
         return dict(self.overflow.most_common(_NAMED))
 
-    def _prune_oldest(self, where: LetterFilter, most: int) -> int:
+    def _prune_oldest(self, where: Filter, most: int) -> int:
         """Prune at most so many letters; letters that are being replayed stay."""
         pruned, cursor = 0, None
         while most > 0:
@@ -207,7 +209,7 @@ class Pruner:
     def _append(self, archive: Path, letters: Sequence[Letter]) -> None:
         with archive.open("a", encoding="utf-8") as file:
             for letter in letters:
-                file.write(letter_to_json(self._shown(letter)) + "\n")
+                file.write(to_json(self._shown(letter)) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -235,10 +237,10 @@ def losses(sizes: Mapping[str, tuple[int, datetime]], excess: int) -> dict[str, 
     return {group: count for group, count in sorted(lost.items(), key=lambda one: -one[1]) if count}
 
 
-def told(store: Store, now: datetime) -> dict[str, Any]:
+def fullness_of(store: Store, now: datetime) -> dict[str, Any]:
     """Return how full the limits of the number are, and what they have deleted in the last day."""
-    found = store.list_documents(KIND, limit=1000, cursor=None).documents
-    lately = [document.body for document in found if document.at > now - TOLD]
+    documents = store.list_documents(KIND, limit=1000, cursor=None).documents
+    lately = [document.body for document in documents if document.at > now - SHOWN_FOR]
     groups = Counter[str]()
     for body in lately:
         groups.update(body["groups"])

@@ -1,10 +1,9 @@
-"""Delays before retries: the four strategies, intervals and jitter (spec sections 3 and 5)."""
+"""The jitter of a delay before a retry, and delays that are given as a list (spec sections 3 and 5)."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from .failures import Failure
 
 Strategy: TypeAlias = Literal["exponential", "linear", "polynomial", "none"]
-_LARGEST_FLOAT = int(sys.float_info.max)
 
 CustomStrategy: TypeAlias = "Callable[[int, Failure | None], float]"
 #: Takes the retry's number, the seconds before it and a source of randomness; returns the seconds to wait.
@@ -29,26 +27,6 @@ class Rng(Protocol):
     def random(self) -> float:
         """Return a float in [0, 1)."""
         ...
-
-
-def raw_delay(strategy: Strategy, n: int, initial: float, coefficient: float) -> float:
-    """Return the seconds before retry n, uncapped and without jitter (spec Appendix A).
-
-    Infinity where the result is larger than a float: the cap brings it back.
-    """
-    n = min(n, _LARGEST_FLOAT)
-    try:
-        match strategy:
-            case "none":
-                return initial
-            case "linear":
-                return initial * n
-            case "exponential":
-                return initial * math.pow(coefficient, n - 1)
-            case "polynomial":
-                return initial * math.pow(n, coefficient)
-    except OverflowError:
-        return math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias
 
 from .backoff import Rng, Seeded
 from .failures import VISIBILITY_TIMEOUT, Failure, Interrupted, Outcome, Snoozed, cut, safe_repr
-from .job import Job, ceil_to_millisecond
-from .policy import RetryPolicy, attempts_told
+from .job import Job
+from .policy import RetryPolicy, attempts_in_words
 
 #: The reason why a job ended, as in the event `job.discarded`.
 Cause: TypeAlias = Literal["handler", "non_retryable", "exhausted", "expired", "invalid"]
@@ -88,8 +88,8 @@ def decide(
     if isinstance(outcome, Snoozed):
         return _snooze(policy, job, outcome.after.total_seconds(), now)
     runs = policy.runs
-    told = attempts_told(job.attempt, runs)
-    number = told if job.attempt <= runs else f"{job.attempt} (the policy allows {runs})"
+    attempts = attempts_in_words(job.attempt, runs)
+    number = attempts if job.attempt <= runs else f"{job.attempt} (the policy allows {runs})"
     failed = f"attempt {number} failed with {outcome.type}"
     match outcome.code:
         case "DISCARD" | "FAIL":
@@ -119,8 +119,8 @@ def _snooze(
     asked = f"the handler asked for a pause of {seconds:.3f} s"
     if job.expires and at >= job.expires:
         failure = Failure(EXPIRED, f"{asked}, and the job expires before it ends")
-        told = attempts_told(job.attempt, policy.runs)
-        return _exhaust(policy, "expired", failure, f"attempt {told}: {failure.message}")
+        attempts = attempts_in_words(job.attempt, policy.runs)
+        return _exhaust(policy, "expired", failure, f"attempt {attempts}: {failure.message}")
     return SnoozeUntil(at, seconds, asked)
 
 
@@ -146,7 +146,9 @@ def _delay(policy: RetryPolicy, job: Job, failure: Failure, rng: Rng, *, capped:
 
 
 def _later(now: datetime, seconds: float) -> datetime:
+    """Return a later time, rounded up to the millisecond that the wire form carries: nothing is due early."""
     try:
-        return ceil_to_millisecond(now + timedelta(0, seconds))
+        at = now + timedelta(0, seconds)
+        return at + timedelta(microseconds=-at.microsecond % 1000)
     except OverflowError:
         return datetime.max.replace(microsecond=0, tzinfo=timezone.utc)

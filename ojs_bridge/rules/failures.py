@@ -1,4 +1,13 @@
-"""Failures, and the translation of any exception into one (spec sections 6.1 and 7.3)."""
+"""Failures: the exceptions by which a handler decides, and any exception translated (spec sections 6 and 7).
+
+Exception
+├── Response              a handler's word on its own failure
+│   ├── Retry             try again, after a hint if there is one; still an attempt
+│   ├── Discard           drop the job, keep no dead letter
+│   ├── DeadLetter        keep the job as a dead letter at once
+│   └── Fail              a recognised permanent failure; behaves like Discard
+└── Snooze                not a failure: run again later, no attempt used
+"""
 
 from __future__ import annotations
 
@@ -7,11 +16,92 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from types import TracebackType
-from typing import Any, TypeAlias, cast, get_args
+from types import MappingProxyType, TracebackType
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 from ..errors import ConfigurationError
-from .responses import Response, ResponseCode, Retry, Snooze
+from .duration import read_duration
+
+ResponseCode: TypeAlias = Literal["RETRY", "DISCARD", "DEAD_LETTER", "FAIL"]
+
+
+class Response(Exception):
+    """A handler's structured failure: dot-namespaced type, message, details (spec section 7.3).
+
+    Raise one of the subclasses. Raises TypeError when the type is not a string, ValueError when it is empty.
+    """
+
+    code: ClassVar[ResponseCode] = "RETRY"
+    message: str = ""
+    details: Mapping[str, Any] = MappingProxyType({})
+
+    def __init__(self, type: str, message: str = "", *, details: Mapping[str, Any] | None = None) -> None:  # noqa: A002
+        if not isinstance(type, str):
+            raise TypeError(f"the error type must be a string such as 'payment.card_stolen', not {type!r}")
+        if not type:
+            raise ValueError("the error type must not be empty")
+        super().__init__(type, message)
+        self.type = type
+        self.message = message
+        self.details = dict(details or {})
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+
+class Retry(Response):
+    """Retry under the job's policy (spec section 7.1, RETRY).
+
+    `after`, an ISO 8601 duration or a timedelta, replaces the computed delay; `max_interval` still caps it.
+    Raises TypeError or ValueError when `after` is not a duration.
+    """
+
+    code: ClassVar[ResponseCode] = "RETRY"
+    after: timedelta | None = None
+
+    def __init__(
+        self,
+        type: str,  # noqa: A002
+        message: str = "",
+        *,
+        after: str | timedelta | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(type, message, details=details)
+        self.after = None if after is None else read_duration(after)
+
+
+class Discard(Response):
+    """Drop the job: no retry, no dead letter (spec section 7.1, DISCARD)."""
+
+    code: ClassVar[ResponseCode] = "DISCARD"
+
+
+class DeadLetter(Response):
+    """Move the job to the dead letters at once (spec section 7.1, DEAD_LETTER)."""
+
+    code: ClassVar[ResponseCode] = "DEAD_LETTER"
+
+
+class Fail(Response):
+    """Fail for good: like Discard, but a recognised permanent failure (spec section 7.1, FAIL)."""
+
+    code: ClassVar[ResponseCode] = "FAIL"
+
+
+class Snooze(Exception):
+    """Run the job again after a while; not a failure, and no attempt is used.
+
+    `after` is an ISO 8601 duration or a timedelta. Raises TypeError or ValueError when it is neither.
+    """
+
+    def __init__(self, after: str | timedelta) -> None:
+        super().__init__(after)
+        self.after = read_duration(after)
+
+    def __str__(self) -> str:
+        return f"snoozed for {self.after}"
+
 
 #: The error map's value for an exception class: its error type, or its type and a response code.
 Mapped: TypeAlias = "str | tuple[str, ResponseCode]"
@@ -45,11 +135,6 @@ class Failure:
     backtrace: tuple[str, ...] = ()
     alias: str | None = None
     final: str | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names that non-retryable matching tries: the type, and an unmapped exception's class name."""
-        return (self.type,) if self.alias is None else (self.type, self.alias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,31 +170,25 @@ class ErrorMap:
         self._mapped: dict[type[BaseException], tuple[str, ResponseCode]] = {}
         for entries in maps:
             for cls, value in (entries or {}).items():
-                self._mapped[_exception_class(cls)] = _mapped(cls, value)
+                if not (isinstance(cls, type) and issubclass(cls, BaseException)):
+                    raise ConfigurationError(f"errors: the key {cls!r} must be an exception class")
+                pair = value if isinstance(value, tuple) and len(value) == 2 else (value, "RETRY")  # noqa: PLR2004
+                error_type, code = pair
+                if not (isinstance(error_type, str) and error_type and code in get_args(ResponseCode)):
+                    raise ConfigurationError(
+                        f"errors[{cls.__qualname__}]: {value!r} must be an error type such as "
+                        "'external.timeout', or a pair of one and a response code of "
+                        f"{', '.join(get_args(ResponseCode))}"
+                    )
+                self._mapped[cls] = error_type, code
 
     def find(self, cls: type[BaseException]) -> tuple[str, ResponseCode] | None:
         """Return the error type and response code for a class, or None when no entry covers it."""
         if self._mapped:
             for base in cls.__mro__:
-                if found := self._mapped.get(base):
-                    return found
+                if entry := self._mapped.get(base):
+                    return entry
         return None
-
-
-def _exception_class(cls: object) -> type[BaseException]:
-    if isinstance(cls, type) and issubclass(cls, BaseException):
-        return cls
-    raise ConfigurationError(f"errors: the key {cls!r} must be an exception class")
-
-
-def _mapped(cls: type[BaseException], value: object) -> tuple[str, ResponseCode]:
-    error_type, code = value if isinstance(value, tuple) and len(value) == 2 else (value, "RETRY")  # noqa: PLR2004
-    if isinstance(error_type, str) and error_type and code in get_args(ResponseCode):
-        return error_type, cast("ResponseCode", code)
-    raise ConfigurationError(
-        f"errors[{cls.__qualname__}]: {value!r} must be an error type such as 'external.timeout', or a pair "
-        f"of one and a response code of {', '.join(get_args(ResponseCode))}"
-    )
 
 
 def outcome_of(exc: BaseException, errors: ErrorMap, final: str | None = None) -> Failure | Snoozed:

@@ -74,13 +74,13 @@ def frame_of(job_type: str, backtrace: Sequence[object]) -> str:
     """
     installed: list[tuple[str, str]] = []
     for frame in reversed(backtrace):
-        found = _FRAME.fullmatch(frame.replace("\\", "/")) if isinstance(frame, str) else None
-        if found is None or _FOREIGN.match(found["path"]):
+        parts = _FRAME.fullmatch(frame.replace("\\", "/")) if isinstance(frame, str) else None
+        if parts is None or _FOREIGN.match(parts["path"]):
             continue
-        if _ROOTED.match(found["path"]):
-            return _shown(found["path"], found["function"])
-        if _package(found["path"]) not in _FRAMEWORKS:
-            installed.append((found["path"], found["function"]))
+        if _ROOTED.match(parts["path"]):
+            return _shown(parts["path"], parts["function"])
+        if _package(parts["path"]) not in _FRAMEWORKS:
+            installed.append((parts["path"], parts["function"]))
     packages, own = [_package(path) for path, _ in installed], job_type.partition(".")[0]
     if packages and own not in packages:
         own = packages[-1]
@@ -100,8 +100,8 @@ def _shown(path: str, function: str) -> str:
 
 def fingerprint(job_type: str, error_type: str, message: str, backtrace: Sequence[object] = ()) -> str:
     """Return 16 hexadecimal digits for the types of job and error, the place, and the message's pattern."""
-    told = "\0".join((job_type, error_type, frame_of(job_type, backtrace), pattern_of(message)))
-    return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
+    text = "\0".join((job_type, error_type, frame_of(job_type, backtrace), pattern_of(message)))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
 
 
 def is_fingerprint(text: object) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from typing import Any, NamedTuple, TypeAlias
 
 from pydantic_core import from_json, to_json
@@ -379,9 +379,3 @@ def parse_time(text: str) -> datetime:
         return at.astimezone(timezone.utc)
     except OverflowError:
         raise ValueError("a time that UTC cannot hold") from None
-
-
-def ceil_to_millisecond(at: datetime) -> datetime:
-    """Round a time up to the millisecond that the wire form can carry, so that nothing is due early."""
-    excess = at.microsecond % 1000
-    return at if not excess else at + timedelta(microseconds=1000 - excess)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import random
+import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Annotated, Any, Literal, TypeAlias, TypedDict
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -24,7 +26,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from typing_extensions import Self, Unpack
 
 from ..errors import InvalidRetryPolicy, NotExpressible
-from .backoff import SPEC_JITTER, CustomJitter, CustomStrategy, Intervals, Rng, Strategy, raw_delay
+from .backoff import SPEC_JITTER, CustomJitter, CustomStrategy, Intervals, Rng, Strategy
 from .duration import PATTERN, format_duration, read_duration
 from .failures import Failure
 
@@ -49,6 +51,8 @@ AnyPartial: TypeAlias = "Mapping[str, Any] | RetryPolicy"
 
 #: The largest `max_attempts`: other languages and databases hold no larger number.
 LARGEST = 2**63 - 1
+_ERRORS = "non_retryable_errors"
+_LARGEST_FLOAT = int(sys.float_info.max)
 
 
 def _read_interval(value: object) -> timedelta:
@@ -56,18 +60,6 @@ def _read_interval(value: object) -> timedelta:
         return read_duration(value)
     except TypeError as error:
         raise ValueError(str(error)) from None
-
-
-def _positive(interval: timedelta) -> timedelta:
-    if interval <= timedelta(0):
-        raise ValueError("must be greater than zero")
-    return interval
-
-
-def _countable(attempts: int) -> int:
-    if attempts > LARGEST:
-        raise ValueError(f"must be <= {LARGEST}")
-    return attempts
 
 
 def _read_strategy(value: object) -> object:
@@ -86,12 +78,17 @@ def _read_patterns(value: object) -> tuple[object, ...]:
     return tuple(value)
 
 
+Attempts: TypeAlias = Annotated[
+    int, Field(strict=True, ge=0, le=LARGEST), WithJsonSchema({"type": "integer", "minimum": 0})
+]
+Duration = TypeVar("Duration", bound=timedelta)
 Interval: TypeAlias = Annotated[
-    timedelta,
+    Duration,
     BeforeValidator(_read_interval),
     PlainSerializer(format_duration, return_type=str),
     WithJsonSchema({"type": "string", "pattern": PATTERN}),
 ]
+Positive: TypeAlias = Annotated[timedelta, Field(gt=timedelta(0))]
 ErrorPattern: TypeAlias = Annotated[str, Field(strict=True, min_length=1)]
 
 
@@ -113,13 +110,11 @@ class RetryPolicy(BaseModel):
         },
     )
 
-    max_attempts: Annotated[int, AfterValidator(_countable)] = Field(
+    max_attempts: Attempts = Field(
         default=3,
-        strict=True,
-        ge=0,
         description="Total number of attempts including the first execution. 0 means no retry.",
     )
-    initial_interval: Annotated[Interval, AfterValidator(_positive)] = Field(
+    initial_interval: Interval[Positive] = Field(
         default=timedelta(seconds=1), description="ISO 8601 duration for the delay before the first retry."
     )
     backoff_coefficient: float = Field(
@@ -129,13 +124,13 @@ class RetryPolicy(BaseModel):
         allow_inf_nan=False,
         description="Multiplier for successive retry delays. Must be >= 1.0.",
     )
-    max_interval: Interval = Field(
+    max_interval: Interval[timedelta] = Field(
         default=timedelta(minutes=5), description="ISO 8601 duration cap on the computed backoff delay."
     )
     jitter: Annotated[
         Annotated[bool, Field(strict=True)] | Callable[..., Any],
         AfterValidator(_no_class),
-        PlainSerializer(bool, return_type=bool),
+        PlainSerializer(operator.truth, return_type=bool),
         WithJsonSchema({"type": "boolean"}, mode="validation"),
     ] = Field(
         default=True, description="Whether to add randomness to prevent thundering herd on mass retries."
@@ -188,8 +183,7 @@ class RetryPolicy(BaseModel):
         """
         fields: dict[str, Any] = {}
         for partial in partials:
-            if partial is not None:
-                fields.update(_fields(partial))
+            fields.update(fields_of(partial))
         return cls(**fields)
 
     @property
@@ -204,7 +198,14 @@ class RetryPolicy(BaseModel):
         error of a custom strategy or jitter, and ValueError where it returns a number out of range.
         """
         cap = self.max_interval.total_seconds()
-        effective = min(self._raw(n, failure), cap)
+        strategy = self.backoff_strategy
+        if isinstance(strategy, str):
+            seconds = raw_delay(strategy, n, self.initial_interval.total_seconds(), self.backoff_coefficient)
+        else:
+            seconds = float(strategy(n, failure))
+            if not seconds >= 0:
+                raise ValueError(f"the custom backoff strategy returned {seconds} for retry {n}")
+        effective = min(seconds, cap)
         jitter = self.jitter
         if jitter is False:
             return effective
@@ -212,18 +213,10 @@ class RetryPolicy(BaseModel):
             return min(effective * SPEC_JITTER.factor(rng), cap)
         return min(_jittered(jitter, n, effective, rng), cap)
 
-    def _raw(self, n: int, failure: Failure | None) -> float:
-        strategy = self.backoff_strategy
-        if isinstance(strategy, str):
-            return raw_delay(strategy, n, self.initial_interval.total_seconds(), self.backoff_coefficient)
-        seconds = float(strategy(n, failure))
-        if not seconds >= 0:
-            raise ValueError(f"the custom backoff strategy returned {seconds} for retry {n}")
-        return seconds
-
     def non_retryable_pattern(self, failure: Failure) -> str | None:
         """Return the first entry of `non_retryable_errors` that matches, or None (spec section 6.2)."""
-        names = failure.names
+        # The type, and the class name of an exception that no error map names.
+        names = (failure.type,) if failure.alias is None else (failure.type, failure.alias)
         for pattern in self.non_retryable_errors:
             if pattern in names:
                 return pattern
@@ -238,7 +231,7 @@ class RetryPolicy(BaseModel):
 
         Raises NotExpressible for a custom strategy or jitter, which only Python code can hold.
         """
-        names = set(type(self).model_fields if only is None else _fields(only))
+        names = set(type(self).model_fields if only is None else fields_of(only))
         _check_expressible(self, names)
         return self.model_dump(mode="json", include=names)
 
@@ -246,6 +239,26 @@ class RetryPolicy(BaseModel):
     def json_schema(cls) -> dict[str, Any]:
         """Return the JSON Schema of the spec's section 14, plus `backoff_strategy`."""
         return cls.model_json_schema(schema_generator=_SpecSchema)
+
+
+def raw_delay(strategy: Strategy, n: int, initial: float, coefficient: float) -> float:
+    """Return the seconds before retry n, uncapped and without jitter (spec Appendix A).
+
+    Infinity where the result is larger than a float: the cap brings it back.
+    """
+    n = min(n, _LARGEST_FLOAT)
+    try:
+        match strategy:
+            case "none":
+                return initial
+            case "linear":
+                return initial * n
+            case "exponential":
+                return initial * math.pow(coefficient, n - 1)
+            case "polynomial":
+                return initial * math.pow(n, coefficient)
+    except OverflowError:
+        return math.inf
 
 
 def _jittered(jitter: CustomJitter, n: int, seconds: float, rng: Rng) -> float:
@@ -263,7 +276,7 @@ def _jittered(jitter: CustomJitter, n: int, seconds: float, rng: Rng) -> float:
 _LOOSEST = {"initial_interval": timedelta.resolution, "max_interval": timedelta.max}
 
 
-def attempts_told(attempt: int, max_attempts: int, between: str = " of ") -> str:
+def attempts_in_words(attempt: int, max_attempts: int, between: str = " of ") -> str:
     """Return the number of attempts that have begun, and their limit, in words."""
     return f"{attempt} (no limit)" if max_attempts >= LARGEST else f"{attempt}{between}{max_attempts}"
 
@@ -278,12 +291,23 @@ def partial_to_ojs(partial: AnyPartial | None) -> dict[str, Any]:
     return RetryPolicy.merge(_LOOSEST, partial).to_ojs(only=partial) if partial else {}
 
 
-def said_by(*partials: AnyPartial | None) -> frozenset[str]:
-    """Return the fields that partial policies set; raises InvalidRetryPolicy for anything else."""
-    return frozenset(name for partial in partials if partial is not None for name in _fields(partial))
+def check_errors(policy: AnyPartial | None) -> None:
+    """Raise InvalidRetryPolicy for an owner's non-retryable error in a form that the spec does not have.
+
+    The spec has a whole type and `prefix.*`. The entries of a message are not checked: by the spec, each is a
+    type like any other.
+    """
+    named = policy.non_retryable_errors if isinstance(policy, RetryPolicy) else (policy or {}).get(_ERRORS)
+    for place, text in enumerate(named or ()):
+        if isinstance(text, str) and ("*" in text.removesuffix(".*") or text == ".*"):
+            wrong = "must be a whole type, or a prefix with .* at its end such as 'external.*'"
+            raise InvalidRetryPolicy([f"{_ERRORS}[{place}]: {text!r} {wrong}"])
 
 
-def _fields(partial: object) -> dict[str, Any]:
+def fields_of(partial: object) -> dict[str, Any]:
+    """Return the fields that a partial policy sets, with their values; raises InvalidRetryPolicy."""
+    if partial is None:
+        return {}
     if isinstance(partial, RetryPolicy):
         return {name: getattr(partial, name) for name in partial.model_fields_set}
     if isinstance(partial, Mapping):
@@ -315,7 +339,9 @@ class _SpecSchema(GenerateJsonSchema):
 _RULES = {
     "extra_forbidden": "is not a field of a retry policy",
     "int_type": "must be a non-negative integer",
+    "greater_than": "must be greater than zero",
     "greater_than_equal": "must be >= {ge}",
+    "less_than_equal": "must be <= {le}",
     "float_type": "must be a number >= 1.0",
     "finite_number": "must be a finite number >= 1.0",
     "bool_type": "must be a boolean",

@@ -6,7 +6,8 @@ from importlib.util import find_spec
 
 from ..errors import ConfigurationError
 from .documents import BOUNDS, SECONDS, Document, DocumentPage, Rate, Span
-from .jobs import ALL_PARKED, Due, Grant, Parked, ParkedFilter, ParkedPage, Reservation, ReserveAnswer, Settle
+from .filter import EVERYTHING, Fields, Filter
+from .jobs import Due, Grant, Parked, ParkedPage, Reservation, ReserveAnswer, Settle
 from .protocol import (
     MAX_NAMESPACE,
     MEMORY,
@@ -14,19 +15,19 @@ from .protocol import (
     Claim,
     Claimed,
     Group,
+    GroupPage,
     Letter,
-    LetterFilter,
     Order,
     Page,
     Stats,
     Store,
     without_password,
 )
-from .records import from_ms, index_text, letter_from_json, letter_to_json, matches, to_ms
+from .records import from_json, from_ms, index_text, matches, to_json, to_ms
 
 __all__ = [
-    "ALL_PARKED",
     "BOUNDS",
+    "EVERYTHING",
     "MEMORY",
     "PATIENCE_SECONDS",
     "SECONDS",
@@ -35,14 +36,15 @@ __all__ = [
     "Document",
     "DocumentPage",
     "Due",
+    "Fields",
+    "Filter",
     "Grant",
     "Group",
+    "GroupPage",
     "Letter",
-    "LetterFilter",
     "Order",
     "Page",
     "Parked",
-    "ParkedFilter",
     "ParkedPage",
     "Rate",
     "Reservation",
@@ -51,12 +53,12 @@ __all__ = [
     "Span",
     "Stats",
     "Store",
+    "from_json",
     "from_ms",
     "index_text",
-    "letter_from_json",
-    "letter_to_json",
     "matches",
     "open_store",
+    "to_json",
     "to_ms",
     "without_password",
 ]
@@ -67,11 +69,12 @@ PATIENCE_SECONDS = 10.0
 SQL_BACKENDS = frozenset({"sqlite", "postgresql"})
 KNOWN = (
     "sqlite:///file, postgresql:// or postgres:// (through psycopg), redis://, rediss://, valkey://, "
-    "valkeys://, unix:///file (the socket of a Redis), and memory:// in tests"
+    "valkeys://, unix:///file (the socket of a Redis), redis+sentinel://, redis+cluster://, "
+    "and memory:// in tests"
 )
 #: Advice for URLs that other libraries understand.
 INSTEAD = {
-    "sentinel": "it does not ask a Sentinel: give it a name or a proxy that leads to the master",
+    "sentinel": "write redis+sentinel://host:26379,other:26379/mymaster",
     "redis+socket": "the socket of a Redis is unix:///path/to/redis.sock?db=0",
 }
 
@@ -80,8 +83,9 @@ def open_store(url: str, namespace: str = "ojs", *, patience: float = PATIENCE_S
     """Open the store at a URL.
 
     A URL begins with `sqlite:///`, `postgresql://`, `postgres://`, `redis://`, `rediss://`, `valkey://`,
-    `valkeys://` (with TLS) or `unix://` (the socket of a Redis). `memory://` is an empty store in this
-    process, for tests. A question to the store waits for its answer for `patience` seconds. The store
+    `valkeys://` (with TLS) or `unix://` (the socket of a Redis); `redis+sentinel://host,other/mymaster` asks
+    Sentinels for the master, and `redis+cluster://host,other` is a cluster. `memory://` is an empty store in
+    this process, for tests. A question to the store waits for its answer for `patience` seconds. The store
     connects at its first use. Raises ConfigurationError for a URL that no store understands, and for a driver
     that is not installed.
     """

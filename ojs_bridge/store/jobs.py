@@ -5,11 +5,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol
 
 from ..messages import Reading, read_message, shown_errors
 from ..rules.job import format_time
+from .filter import EVERYTHING, Filter
 
 
 class Grant(enum.Enum):
@@ -117,6 +118,16 @@ class Reserving(Protocol):
     def expire_before(self, now: datetime, *, limit: int) -> int:
         """Delete settled records whose `keep_until` has passed, `limit` at most; return how many."""
 
+    def suspect(self, family: str, *, gone: bool) -> timedelta | None:
+        """Return for how long a family of processes has been suspected to be dead; None if it is not.
+
+        With `gone`, the broker has lost its connection to them: the suspicion begins now, unless it has
+        begun. The time is the store's own. A day after its begin a suspicion may be forgotten.
+        """
+
+    def clear(self, family: str) -> None:
+        """End the suspicion against a family: one of its processes lives."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parked:
@@ -146,6 +157,16 @@ class Parked:
         return self.attempt - 1
 
     @property
+    def error_type(self) -> str:
+        """The error type of the most recent failure."""
+        return str(self.errors[-1].get("type") or "Unknown") if self.errors else "Unknown"
+
+    @property
+    def errors(self) -> Sequence[Mapping[str, Any]]:
+        """The errors of its history, as its message has them."""
+        return self.state.get("errors") or ()
+
+    @property
     def reading(self) -> Reading:
         """The message's arguments, read without running any code of it."""
         return read_message(self.message)
@@ -160,7 +181,7 @@ class Parked:
             "state": "retryable",
             "attempt": self.attempts,
             "max_attempts": self.max_attempts,
-            "errors": shown_errors(self.state.get("errors", ())),
+            "errors": shown_errors(self.errors),
             "next_retry_at": format_time(self.next_retry_at),
             "metadata": {
                 "framework": self.framework,
@@ -168,17 +189,6 @@ class Parked:
                 "parked_at": format_time(self.parked_at),
             },
         }
-
-
-@dataclass(frozen=True, slots=True)
-class ParkedFilter:
-    """A choice of parked retries by queue, which is matched whole, and by job type, which is a pattern."""
-
-    queue: str | None = None
-    type: str | None = None
-
-
-ALL_PARKED = ParkedFilter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +235,11 @@ class Parking(Protocol):
     def unclaim_parked(self, retries: Sequence[Parked], claim: str) -> None:
         """End the claim of retries that could not be published: they are due as before."""
 
-    def list_parked(self, where: ParkedFilter, *, limit: int, cursor: str | None) -> ParkedPage:
-        """Return a page, the next one due first; raises ValueError for a cursor that no page gave out."""
+    def list_parked(self, where: Filter, *, limit: int, cursor: str | None) -> ParkedPage:
+        """Return a page of what has the queue and the type of a filter, the next one due first.
+
+        Raises ValueError for a cursor that no page gave out.
+        """
 
     def get_parked(self, job_id: str) -> Parked | None:
         """Return a job's parked retry, or None; any of them where several chains have one id."""
@@ -240,5 +253,5 @@ class Parking(Protocol):
     def cancel_parked(self, parked: Parked) -> bool:
         """Delete a retry; False when it is claimed, was replaced or is gone."""
 
-    def count_parked(self, where: ParkedFilter = ALL_PARKED) -> int:
-        """Count the parked retries that match a filter."""
+    def count_parked(self, where: Filter = EVERYTHING) -> int:
+        """Count the parked retries that match the queue and the type of a filter."""

@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from ..messages import Reading, read_message, shown_errors
 from ..rules.fingerprint import fingerprint
 from ..rules.job import ErrorEntry, PlacedEntry, format_time
 from .documents import Documenting, Rating
+from .filter import EVERYTHING, Filter
 from .jobs import Parking, Reserving, Settle
 
 #: The claim of a replay. While it lasts, no other replay gets the letter.
@@ -21,18 +22,19 @@ Claim: TypeAlias = int
 
 #: Groups in the order of the last death, or of their size, falling.
 Order: TypeAlias = Literal["last", "count"]
-#: The most job types and queues of a group that are named. On SQL they are those of so many newest letters.
+#: The most job types and queues of a group that are named. On SQL they are those of so many newest letters,
+#: or of more.
 NAMED, NEWEST = 10, 100
 
 MAX_NAMESPACE = 64
 #: The URL of a store in the memory of one process.
 MEMORY = "memory://"
+_TCP = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss"}
 #: The schemes of a Redis' URL, and their names in redis-py, which knows nothing of Valkey.
 REDIS_SCHEMES = {
-    "redis": "redis",
-    "rediss": "rediss",
-    "valkey": "redis",
-    "valkeys": "rediss",
+    **_TCP,
+    **{f"{scheme}+sentinel": name for scheme, name in _TCP.items()},
+    **{f"{scheme}+cluster": name for scheme, name in _TCP.items()},
     "unix": "unix",
 }
 
@@ -126,27 +128,6 @@ class Letter:
 
 
 @dataclass(frozen=True, slots=True)
-class LetterFilter:
-    """A choice of dead letters (DLQ-006).
-
-    A queue is matched whole; a job type and a last error type are patterns. A letter died at `since` or
-    later, and before `until`. `but_queues` leaves some queues out. A `group` is a fingerprint: a letter of an
-    earlier release is in no group until `group_older` has read it.
-    """
-
-    queue: str | None = None
-    type: str | None = None
-    error_type: str | None = None
-    since: datetime | None = None
-    until: datetime | None = None
-    but_queues: frozenset[str] = frozenset()
-    group: str | None = None
-
-
-EVERY_LETTER = LetterFilter()
-
-
-@dataclass(frozen=True, slots=True)
 class Page:
     """Dead letters, newest first, and the cursor of the next page; None on the last page."""
 
@@ -203,6 +184,16 @@ class Group:
     queues: tuple[str, ...]
     deaths: tuple[int, ...]
     sample: Letter
+
+
+class GroupPage(NamedTuple):
+    """A page of groups: without the fingerprints in `but`, with the numbers of deaths between the times."""
+
+    order: Order
+    but: Collection[str]
+    times: Sequence[datetime]
+    limit: int
+    offset: int
 
 
 def counts_of(kinds: Sequence[tuple[Sequence[str], int, datetime, datetime]]) -> Stats:
@@ -264,25 +255,17 @@ class Burying(Protocol):
     def forget_errors(self, job_id: str) -> None:
         """Delete the kept entries of a job."""
 
-    def list(
-        self,
-        where: LetterFilter,
-        *,
-        limit: int,
-        cursor: str | None,
-        oldest_first: bool = False,
-        text: str | None = None,
-    ) -> Page:
+    def list(self, where: Filter, *, limit: int, cursor: str | None, oldest_first: bool = False) -> Page:
         """Return a page of dead letters; raises ValueError for a cursor that no page gave out.
 
-        The SQL stores leave out most letters that lack the text; it is casefolded, as `index_texts` has them.
+        The SQL stores leave out most letters that lack the filter's text; the caller looks at the others.
         Then a page may be short, or empty, and still have a cursor.
         """
 
     def cursor_after(self, letter: Letter) -> str:
         """Return the cursor of the page that begins after a letter."""
 
-    def count(self, where: LetterFilter) -> int:
+    def count(self, where: Filter) -> int:
         """Count the dead letters that match a filter."""
 
     def get(self, letter_id: str) -> Letter | None:
@@ -303,7 +286,7 @@ class Burying(Protocol):
     def prune(self, letters: Sequence[Letter], *, now: datetime) -> int:
         """Delete letters; return how many. A claimed letter, or one whose job has died again, stays."""
 
-    def stats(self, where: LetterFilter = EVERY_LETTER) -> Stats:
+    def stats(self, where: Filter = EVERYTHING) -> Stats:
         """Count the dead letters that match a filter, in all and by kind."""
 
     def index_texts(self, text_of: Callable[[Letter], str | None], /) -> Iterator[int]:
@@ -316,19 +299,10 @@ class Burying(Protocol):
 class Grouping(Protocol):
     """The store's methods for the groups of dead letters."""
 
-    def groups(
-        self,
-        where: LetterFilter,
-        *,
-        order: Order,
-        but: Collection[str],
-        times: Sequence[datetime],
-        limit: int,
-        offset: int,
-    ) -> Sequence[Group]:
-        """Return groups of the letters that match a filter, without the fingerprints in `but`."""
+    def groups(self, where: Filter, page: GroupPage) -> Sequence[Group]:
+        """Return a page of the groups of the letters that match a filter."""
 
-    def group_sizes(self, where: LetterFilter) -> Mapping[str, tuple[int, datetime]]:
+    def group_sizes(self, where: Filter) -> Mapping[str, tuple[int, datetime]]:
         """Return the number of letters of each group that match a filter, and the time of the newest.
 
         Letters that are in no group yet are left out.
@@ -389,6 +363,7 @@ class StoreOfParts:
         self.reserve, self.extend = reservations.reserve, reservations.extend
         self.settle, self.release = reservations.settle, reservations.release
         self.expire, self.expire_before = reservations.expire, reservations.expire_before
+        self.suspect, self.clear = reservations.suspect, reservations.clear
 
         self.write_document, self.get_document = documents.write_document, documents.get_document
         self.list_documents, self.count_documents = documents.list_documents, documents.count_documents

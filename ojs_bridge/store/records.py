@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import Any, TypeVar
 
 from ..rules import patterns
 from ..rules.fingerprint import fingerprint
@@ -20,6 +20,12 @@ MAX_TEXT = 255
 
 _EPOCH = datetime.fromtimestamp(0, timezone.utc)
 _MILLISECOND = timedelta(milliseconds=1)
+_TIMES: Mapping[type, Sequence[str]] = {
+    Letter: ("discarded_at", "created_at"),
+    Parked: ("next_retry_at", "parked_at"),
+    Document: ("at",),
+}
+Kept = TypeVar("Kept", Letter, Parked, Document)
 
 
 def to_ms(at: datetime) -> int:
@@ -37,33 +43,23 @@ def to_json(kept: Letter | Parked | Document) -> str:
     return json.dumps({name: getattr(kept, name) for name in type(kept).__slots__}, default=_plain)
 
 
-#: The name for those who write letters to files.
-letter_to_json = to_json
-
-
-def letter_from_json(text: str) -> Letter:
-    """Read a dead letter."""
-    record = _read(text, Letter, ("discarded_at", "created_at"))
-    return Letter(**{**record, "errors": tuple(record["errors"])})
+def from_json(kind: type[Kept], text: str, **beside: Any) -> Kept:
+    """Read what a store keeps; `beside` has fields that are kept beside the text, and may have changed."""
+    # A newer version may have written more fields, an earlier one fewer.
+    record = {name: value for name, value in json.loads(text).items() if name in kind.__slots__}
+    for name in _TIMES[kind]:
+        record[name] = None if record[name] is None else parse_time(record[name])
+    if kind is Letter:
+        record["errors"] = tuple(record["errors"])
+    return kind(**{**record, **beside})
 
 
 def group_in(record: str) -> str:
     """Return the fingerprint of a written dead letter; one that cannot be read counts as having no error."""
     try:
-        return letter_from_json(record).group
+        return from_json(Letter, record).group
     except (ValueError, KeyError, TypeError, AttributeError):
         return fingerprint("", "Unknown", "")
-
-
-def parked_from_json(text: str, *, due_ms: int) -> Parked:
-    """Read a parked retry. The store keeps the time when it is due beside the record, and may change it."""
-    record = _read(text, Parked, ("next_retry_at", "parked_at"))
-    return Parked(**{**record, "next_retry_at": from_ms(due_ms)})
-
-
-def document_from_json(text: str) -> Document:
-    """Read a document."""
-    return Document(**_read(text, Document, ("at",)))
 
 
 def _plain(value: object) -> object:
@@ -72,16 +68,6 @@ def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{type(value).__name__} has no form in JSON")
-
-
-def _read(
-    text: str, cls: type[Letter] | type[Parked] | type[Document], times: tuple[str, ...]
-) -> dict[str, Any]:
-    # A newer version may have written more fields, an earlier one fewer.
-    record = {name: value for name, value in json.loads(text).items() if name in cls.__slots__}
-    for name in times:
-        record[name] = None if record[name] is None else parse_time(record[name])
-    return record
 
 
 def group_number(group: str) -> int:

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any, Literal, TypeAlias
 
-from ..engine.layers import Layers, told_in_ojs
-from ..engine.runs import Run, TaskPolicy
+from ..engine.layers import Layers, TaskPolicy, with_ojs_jitter
+from ..engine.runs import Run
 from ..rules.decision import DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil, decide
 from ..rules.duration import spoken
 from ..rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, ErrorMap, Failure, Outcome, outcome_of
@@ -128,7 +128,7 @@ def _class_of(error_type: str) -> type[BaseException] | None:
 def _failure(error_type: str, run: Run) -> Failure:
     """Return the failure of an error type; a task may not ask to retry it, unless the worker was lost."""
     is_lost = error_type in (VISIBILITY_TIMEOUT, WORKER_DEATH)
-    return Failure(error_type, final=None if is_lost else run.layers.retries.rules_out(Exception()))
+    return Failure(error_type, final=None if is_lost else run.task.layers.retries.rules_out(Exception()))
 
 
 def _settings_of(policy: Any) -> tuple[TaskPolicy, Translation]:
@@ -172,7 +172,7 @@ def _decided(task: TaskPolicy, outcome: Outcome, attempt: int, drawn: float | No
     """Return the decision about an attempt with a number for its jitter; None is no jitter."""
     policy = task.policy
     if drawn is None:
-        policy = told_in_ojs(policy).model_copy(update={"jitter": False})
+        policy = with_ojs_jitter(policy).model_copy(update={"jitter": False})
     capped = not task.layers.waits_are_native
     job = Job("", "", "", attempt)
     return decide(policy, job, outcome, now=_NOW, rng=_Always(drawn or 0.0), capped=capped)

@@ -32,7 +32,8 @@ from ..bridge import Bridge
 from ..celery import compat
 from ..celery.attach import FRAMEWORK, attach, is_bridged, is_prepared, settle_success, task_policy
 from ..celery.outcomes import task_outcome
-from ..engine.runs import Run, TaskPolicy
+from ..engine.layers import TaskPolicy
+from ..engine.runs import Run
 from ..errors import ConfigurationError
 from ..rules.failures import Outcome
 from .parts import Agenda, Clock, Handler, WorkerDied

@@ -28,7 +28,8 @@ from ..dramatiq import OJSRetries, compat
 from ..dramatiq.middleware import bridge_of
 from ..dramatiq.publishing import sending_on
 from ..dramatiq.translate import FRAMEWORK, outcome
-from ..engine.runs import Run, TaskPolicy
+from ..engine.layers import TaskPolicy
+from ..engine.runs import Run
 from ..messages import HEADER
 from ..rules.failures import Outcome
 from ..rules.job import parse_time
@@ -65,7 +66,9 @@ def settings_of(actor: Any) -> tuple[TaskPolicy, Callable[[BaseException, Run], 
     if task is None:
         raise TypeError(f"actor {actor.actor_name} is not under the bridge: Dramatiq itself retries it")
     message = Message[Any](actor.queue_name, actor.actor_name, (), {}, {})
-    return task, lambda error, run: outcome(message, actor.options, error, task.errors, run.layers.retries)
+    return task, lambda error, run: outcome(
+        message, actor.options, error, task.errors, run.task.layers.retries
+    )
 
 
 class MemoryBroker(StubBroker):

@@ -17,10 +17,8 @@ from ..engine.context import Context
 from ..engine.engine import Engine
 from ..engine.events import Dispatcher, Event, log_failure
 from ..engine.heartbeat import Heartbeat
-from ..engine.history import History
 from ..engine.runs import Begun, Run
 from ..engine.scheduler import Scheduler
-from ..operations.letters import needed
 from ..rules.decision import Decision
 from ..store import MEMORY, open_store
 
@@ -100,6 +98,9 @@ class Recorder(Dispatcher):
         #: The Ctrl-C, or the end of the test, that a listener has raised last.
         self.raised: BaseException | None = None
 
+    def start(self) -> None:
+        """Start nothing."""
+
     def emit(self, events: Sequence[Event]) -> None:
         """Keep events, and call the listeners with each; raises what is more than an error of a listener."""
         for event in events:
@@ -124,7 +125,7 @@ class VirtualEngine(Engine):
         super().__init__(context, **settings)
         self.recorder = recorder
         self._beat_anew = partial(
-            _StillHeart, needed(context.store, "virtual time"), settings["reservation"], context.clock
+            _StillHeart, context.store_for("virtual time"), settings["reservation"], context.clock
         )
         self.revive()
         self._has_jitter = jitter is not None
@@ -177,7 +178,6 @@ def engine_of(bridge: Bridge, clock: Clock, jitter: int | None) -> Iterator[Virt
         bridge.engine.context,
         store=store,
         clock=clock,
-        history=History(store, settings.history, settings.header_budget),
         events=recorder,
     )
     with ExitStack() as stack:

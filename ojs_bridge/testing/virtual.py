@@ -15,7 +15,7 @@ from ..bridge import Bridge
 from ..engine.events import Event
 from ..engine.scheduler import CLAIM, Scheduler
 from ..errors import ConfigurationError
-from ..operations.letters import MAX_PAGE, every_page, needed
+from ..operations.letters import MAX_PAGE, every_page
 from ..rules.duration import read_duration
 from ..store import Letter, Parked
 from .parts import (
@@ -122,7 +122,7 @@ class VirtualTime:
         self.bridge = bridge
         self._engine, self._recorder = engine, engine.recorder
         self._clock, self._agenda, self._worker = clock, agenda, worker
-        publishers, store = engine.context.publishers, needed(engine.store, "virtual time")
+        publishers, store = engine.context.publishers, engine.context.store_for("virtual time")
         self._publisher = publishers[worker.framework]
         self._scheduler = Scheduler(store, publishers, clock, engine.give_up)
         self._failures: defaultdict[str, deque[BaseException | type[BaseException]]] = defaultdict(deque)
@@ -227,7 +227,7 @@ class VirtualTime:
 
     def _deliver_next(self, until: datetime | None) -> bool:
         """Deliver a message, or jump to the time at which the next is due; False if there is none."""
-        if self._deliver():
+        if self._hand_out():
             return True
         parked = self._parked_until()
         due = min((due for due in (self._agenda.next_due(), parked) if due), default=None)
@@ -239,7 +239,7 @@ class VirtualTime:
             self._tries_again = self._clock() + CLAIM
         return True
 
-    def _deliver(self) -> bool:
+    def _hand_out(self) -> bool:
         if self._delivering:
             raise RuntimeError("a task cannot have other jobs run while it runs itself")
         self._delivering, self._recorder.raised = True, None

@@ -6,6 +6,7 @@ import argparse
 import signal
 import sys
 import tempfile
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,8 +51,9 @@ def main() -> None:
     rows = []
     for framework in asked.frameworks:
         for broker in asked.brokers:
-            for side in asked.sides:
-                rows.append(_trial(framework, broker, asked, bridged=SIDES[side]))
+            stores = [store for side in asked.sides for store in (asked.stores if SIDES[side] else (None,))]
+            for store in stores:
+                rows.append(_trial(framework, broker, store, asked))
                 faults = str(rows[-1].faults or "")
                 print(" ".join(rows[-1].cells()), faults[:MOST], file=sys.stderr, flush=True)
     print("\n".join(table(rows)))
@@ -64,28 +66,28 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--frameworks", nargs="+", choices=FRAMEWORKS, default=list(FRAMEWORKS))
     parser.add_argument("--brokers", nargs="+", choices=BROKERS, default=list(BROKERS))
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
-    parser.add_argument("--store", choices=STORES, default="valkey", help="what keeps the bridge's records")
+    parser.add_argument(
+        "--stores", nargs="+", choices=STORES, default=list(STORES), help="what keep the bridge's records"
+    )
     parser.add_argument("--folder", type=Path, help="keep ledgers and logs here")
     return parser.parse_args()
 
 
-def _trial(framework: str, broker: str, asked: argparse.Namespace, *, bridged: bool) -> Verdict:
-    side = "with the bridge" if bridged else "alone"
+def _trial(framework: str, broker: str, store: str | None, asked: argparse.Namespace) -> Verdict:
+    side = f"with the bridge, store on {STORES[store].__name__}" if store else "alone"
     name = f"{FRAMEWORKS[framework].name} on {BROKERS[broker].__name__}, {side}"
-    if bridged and asked.store != "valkey":
-        name += f", store on {STORES[asked.store].__name__}"
     jobs = load(asked.jobs, seed=1)
     with (
         tempfile.TemporaryDirectory() as temporary,
         BROKERS[broker]() as queue,
-        STORES[asked.store]() as store,
-        Proxy(store.port) as way,
+        ExitStack() as stack,
     ):
         folder = (asked.folder or Path(temporary)) / name.replace(" ", "-")
-        kept, leads = (store, way) if bridged else (None, None)
-        trial = Trial(FRAMEWORKS[framework](), queue, kept, jobs, folder, leads)
-        storm = STORM if bridged else replace(STORM, patience=BOUND)
-        return judge(name, jobs, trial.run(storm), bridged=bridged)
+        kept = stack.enter_context(STORES[store]()) if store else None
+        way = stack.enter_context(Proxy(kept.port)) if kept else None
+        trial = Trial(FRAMEWORKS[framework](), queue, kept, jobs, folder, way)
+        storm = STORM if store else replace(STORM, patience=BOUND)
+        return judge(name, jobs, trial.run(storm), bridged=store is not None)
 
 
 main()

@@ -30,15 +30,19 @@ def make_app(settings: Settings) -> Celery:
     }
     app.conf.update(
         broker_connection_max_retries=None,
+        broker_heartbeat=settings.heartbeat or 120,
         broker_connection_retry_on_startup=True,
-        broker_transport_options=redis if settings.on_redis else {"confirm_publish": True},
         task_acks_late=True,
         task_default_queue=QUEUE,
-        task_queues=[Queue(QUEUE, queue_arguments=None if settings.on_redis else QUORUM)],
         task_ignore_result=True,
         worker_enable_remote_control=False,
-        worker_prefetch_multiplier=2,
     )
+    if settings.hasty:
+        app.conf.update(
+            broker_transport_options=redis if settings.on_redis else {"confirm_publish": True},
+            task_queues=[Queue(QUEUE, queue_arguments=None if settings.on_redis else QUORUM)],
+            worker_prefetch_multiplier=2,
+        )
     ledger = Ledger(settings.ledger)
     if settings.store is not None:
         install(app, settings.bridge(ledger), policies={})

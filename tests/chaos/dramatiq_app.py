@@ -29,12 +29,18 @@ class QuorumBroker(RabbitmqBroker):
 
 def make_broker(settings: Settings) -> dramatiq.Broker:
     """Build the broker; with a store its actors are under the bridge, else they retry as Dramatiq does."""
-    broker: dramatiq.Broker
+    kind: Any
+    options: dict[str, Any]
     if settings.on_redis:
-        redis: Any = RedisBroker
-        broker = redis(url=settings.broker, heartbeat_timeout=HEARTBEAT_TIMEOUT, maintenance_chance=ALWAYS)
+        kind, options = RedisBroker, {"heartbeat_timeout": HEARTBEAT_TIMEOUT, "maintenance_chance": ALWAYS}
     else:
-        broker = QuorumBroker(url=settings.broker, confirm_delivery=True)
+        kind, options = QuorumBroker, {"confirm_delivery": True}
+    if not settings.hasty:
+        kind, options = RedisBroker if settings.on_redis else RabbitmqBroker, {}
+    url = settings.broker
+    if settings.heartbeat and not settings.on_redis:
+        url += f"?heartbeat={settings.heartbeat}"
+    broker: dramatiq.Broker = kind(url=url, **options)
     broker.add_middleware(CurrentMessage())
     ledger = Ledger(settings.ledger)
     if settings.store is not None:

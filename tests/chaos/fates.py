@@ -14,6 +14,8 @@ from tests.chaos.ledger import Ledger
 #: Seconds: the first retry's delay, the longest one, and how long a slow job takes.
 FIRST_DELAY, LONGEST_DELAY = 0.3, 1.0
 RESERVATION, SLOW = 2.0, 3.0
+#: The seconds by which two readings of a clock may differ: `next_retry_at` has milliseconds.
+READING = 0.001
 
 
 class Unlucky(Exception):
@@ -50,6 +52,7 @@ FATES = {
         Fate("slow", 5, 15),
         Fate("doomed", 12, 3, dies=True),
         Fate("poison", 3, 3, dies=True),
+        Fate("held", 0, 2),
     )
 }
 
@@ -59,7 +62,7 @@ def load(jobs: int, seed: int) -> list[str]:
     ids = [
         f"{fate.name}-{seed}-{n}"
         for fate in FATES.values()
-        for n in range(max(jobs * fate.percent // 100, 1))
+        for n in range(max(jobs * fate.percent // 100, 1) if fate.percent else 0)
     ]
     random.Random(seed).shuffle(ids)
     return ids
@@ -84,6 +87,8 @@ def play(ledger: Ledger, job: str, attempt: int, processes: Callable[[int], Iter
             time.sleep(0.1)
         case "slow":
             time.sleep(SLOW)
+        case "held":
+            ledger.await_release(job)
         case "flaky" if attempt <= 1 + number % 3:
             _fail(ledger, job, attempt)
         case "doomed":

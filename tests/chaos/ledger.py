@@ -25,6 +25,11 @@ class Ledger:
         line = {"at": time.time(), "what": what, "job": job, "attempt": attempt, "pid": os.getpid(), **more}
         os.write(self._descriptor(), (json.dumps(line) + "\n").encode())
 
+    def await_release(self, job: str) -> None:
+        """Wait until a reader releases the job."""
+        while not Path(f"{self._folder}.{job}").exists():
+            time.sleep(0.1)
+
     def _descriptor(self) -> int:
         if self._pid != os.getpid():
             name = f"{self._folder}/{os.getpid()}-{uuid.uuid4().hex[:6]}"
@@ -66,6 +71,10 @@ class Reader:
     def _take(self, line: dict[str, Any]) -> None:
         self.jobs[line["job"]].append(Line(line["at"], line["what"], line["attempt"], line["pid"]))
         self.newest = max(self.newest, line["at"])
+
+    def release(self, job: str) -> None:
+        """Let a job go on that awaits it."""
+        Path(f"{self._folder}.{job}").touch()
 
     def lines(self, job: str, *what: str) -> Sequence[Line]:
         """Return a job's lines of some kinds in the order of time."""

@@ -6,15 +6,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tests.chaos.fates import delay_before, fate_of
+from tests.chaos.fates import READING, delay_before, fate_of
 from tests.chaos.ledger import Line, Reader
 from tests.chaos.trial import Outcome
 
-#: The seconds by which two readings of a clock may differ: `next_retry_at` has milliseconds.
-READING = 0.001
 HEAD = (
     *("fleet", "jobs", "ended once", "lost", "never ended", "ended twice", "over `max_attempts`"),
     *("most starts over", "before their time", "effect repeated", "workers started", "seconds"),
+    *("killed runs", "until they began again, s: p50", "longest", "longest with all servers up"),
 )
 
 
@@ -33,6 +32,9 @@ class Verdict:
     over: dict[str, int] = field(default_factory=dict)
     early: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
+    #: Seconds from the kill of a run until its job began again, without the policy's wait, and whether all
+    #: servers were there meanwhile.
+    returns: list[tuple[float, bool]] = field(default_factory=list)
 
     @property
     def faults(self) -> dict[str, Iterable[str]]:
@@ -48,7 +50,11 @@ class Verdict:
         numbers = (self.jobs, self.jobs - unended, len(self.lost), len(self.stuck), len(self.twice))
         most = max(self.over.values(), default=0)
         rest = (len(self.over), most, len(self.early), len(self.repeated), self.starts, round(self.seconds))
-        return [self.name, *(f"{number:,}" for number in (*numbers, *rest))]
+        seconds = sorted(second for second, _ in self.returns)
+        told = seconds[len(seconds) // 2 :][:1] + seconds[-1:]
+        told.append(max((second for second, all_up in self.returns if all_up), default=0.0))
+        counts = (*numbers, *rest, len(seconds))
+        return [self.name, *(f"{number:,}" for number in counts), *(f"{second:.1f}" for second in told)]
 
 
 def judge(name: str, jobs: Sequence[str], outcome: Outcome, *, bridged: bool) -> Verdict:
@@ -62,6 +68,7 @@ def judge(name: str, jobs: Sequence[str], outcome: Outcome, *, bridged: bool) ->
             verdict.over[job] = over
         if any(_is_early(outcome.ledger, job, start) for start in starts):
             verdict.early.append(job)
+        verdict.returns += _returns(outcome, job)
     return verdict
 
 
@@ -113,6 +120,19 @@ def _is_early(ledger: Reader, job: str, start: Line) -> bool:
         if line.attempt == start.attempt - 1 and line.at < start.at
     ]
     return bool(before) and start.at - before[-1].at < delay_before(start.attempt) - READING
+
+
+def _returns(outcome: Outcome, job: str) -> Iterable[tuple[float, bool]]:
+    """Yield, for each kill that hit a run of the job, the seconds until it began again, if it did."""
+    starts = outcome.ledger.lines(job, "start")
+    ends = {(line.pid, line.attempt) for line in outcome.ledger.lines(job, "done", "failed", "dying")}
+    for killed, processes in outcome.kills:
+        last = next((line for line in reversed(starts) if line.at < killed), None)
+        again = next((line for line in starts if line.at > killed), None)
+        if last and again and last.pid in processes and (last.pid, last.attempt) not in ends:
+            wait = delay_before(again.attempt) if again.attempt > last.attempt else 0.0
+            all_up = all(end < killed or again.at < begin for begin, end in outcome.outages)
+            yield again.at - killed - wait, all_up
 
 
 def table(verdicts: Iterable[Verdict]) -> Iterable[str]:

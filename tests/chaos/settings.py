@@ -19,11 +19,17 @@ QUORUM = {"x-queue-type": "quorum", "x-delivery-limit": DELIVERY_LIMIT}
 
 @dataclass(frozen=True)
 class Settings:
-    """A fleet's broker, its store (None for a fleet without the bridge) and its ledger."""
+    """A fleet's broker, its store (None for a fleet without the bridge) and its ledger.
+
+    A fleet is hasty, so that a storm of minutes shows what hours would; else the defaults decide how soon
+    the job of a dead worker comes again. `heartbeat` is RabbitMQ's, in seconds.
+    """
 
     broker: str
     store: str | None
     ledger: str
+    hasty: bool = True
+    heartbeat: int | None = None
 
     @property
     def on_redis(self) -> bool:
@@ -47,4 +53,5 @@ class Settings:
             if ledger is not None and attempt is not None:
                 ledger.note(event.type, event.subject, attempt)
 
-        return Bridge(self.store, listeners=[note] if ledger else [], reservation=f"PT{RESERVATION}S")
+        reservation = f"PT{RESERVATION}S" if self.hasty else None
+        return Bridge(self.store, listeners=[note] if ledger else [], reservation=reservation)

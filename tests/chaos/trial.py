@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from ojs_bridge import open_store
-from ojs_bridge.store import LetterFilter
+from ojs_bridge.store import Filter
 from tests.chaos.fates import RESERVATION, fate_of
 from tests.chaos.frameworks import Framework, waiting
 from tests.chaos.ledger import Reader
@@ -56,7 +56,10 @@ class Outcome:
     ledger: Reader
     alive: set[str]
     dead: set[str]
-    kills: int
+    #: When a worker was killed, by the clock of the ledger, and which processes of it.
+    kills: list[tuple[float, Sequence[int]]]
+    #: When a server was away, by the same clock.
+    outages: list[tuple[float, float]]
     starts: int
     seconds: float
 
@@ -84,7 +87,8 @@ class Trial:
         self._ledger = Reader(lines)
         self._log = folder / "workers.log"
         self._rng = random.Random(len(jobs))
-        self._kills = 0
+        self._kills: list[tuple[float, Sequence[int]]] = []
+        self._turns = 0
         self._looked = 0.0
 
     def run(self, storm: Storm) -> Outcome:
@@ -103,7 +107,7 @@ class Trial:
                 worker.ask_to_stop()
             for worker in self._workers:
                 worker.close()
-        return self._outcome()
+        return self._outcome(storm)
 
     def _feed(self) -> None:
         self._framework.declare(self._settings)
@@ -137,10 +141,10 @@ class Trial:
 
     def _kill(self) -> None:
         """Kill the next worker, but never a frozen one, which is to wake."""
-        self._kills += 1
-        chosen = self._workers[self._kills % WORKERS]
+        self._turns += 1
+        chosen = self._workers[self._turns % WORKERS]
         if not chosen.is_frozen:
-            chosen.kill(self._rng)
+            self._kills.append((time.time(), chosen.kill(self._rng)))
 
     def _tick(self, storm: Storm, actions: list[tuple[float, Callable[[], object]]]) -> bool:
         """Do all that is due, and return whether the trial is over."""
@@ -184,19 +188,25 @@ class Trial:
             return set()
         store, found, cursor = open_store(self._settings.store), set(), None
         while True:
-            page = store.list(LetterFilter(), limit=1000, cursor=cursor)
+            page = store.list(Filter(), limit=1000, cursor=cursor)
             found |= {letter.id for letter in page.letters}
             cursor = page.next_cursor
             if cursor is None:
                 store.close()
                 return found
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self, storm: Storm) -> Outcome:
         self._ledger.refresh()
         seconds = time.monotonic() - self._began
         alive, dead = self._framework.held(self._settings)
         starts = sum(worker.starts for worker in self._workers)
-        return Outcome(self._ledger, alive, dead | self._letters(), self._kills, starts, seconds)
+        began = time.time() - seconds
+        outages = [
+            (began + outage.at, began + outage.at + outage.seconds)
+            for outage in storm.outages
+            if outage.server in ("broker", "store")
+        ]
+        return Outcome(self._ledger, alive, dead | self._letters(), self._kills, outages, starts, seconds)
 
 
 def _nothing() -> None:

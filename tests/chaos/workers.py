@@ -6,25 +6,36 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tests.forking import ROOT, started
+from tests.forking import ROOT, Forked, started
 from tests.servers import eventually
 
 #: Seconds that a main process may be without a child: Dramatiq's can wait for a dead one for ever.
 CHILDLESS = 10.0
 #: The seconds more before it has its first child.
 STARTING = 30.0
+#: Runs a command on a machine of its own, by all that the command can see of it: its name follows.
+ON_A_MACHINE = (
+    *("unshare", "--map-root-user", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"),
+    *("sh", "-c", 'hostname "$0" && exec "$@"'),
+)
 
 
 class Worker:
-    """One worker: a main process with its children, in a group of their own, started again when it ends."""
+    """One worker: a main process with its children, in a group of their own, started again when it ends.
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        self._command = command
+    A worker with a `machine` has a host name and process numbers of its own; that needs Linux.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path, *, machine: str = ""
+    ) -> None:
+        self._command, self._machine = command, machine
         self._environment = {**os.environ, **environment}
         self._log = log
         self._groups: list[int] = []
@@ -32,9 +43,20 @@ class Worker:
         self._start()
 
     def _start(self) -> None:
-        self._process = started(self._command, env=self._environment, log=self._log, cwd=ROOT, leads=True)
+        self._process = self._elsewhere() if self._machine else self._here()
         self._groups.append(self._process.pid)
         self._had_children = time.monotonic() + STARTING
+
+    def _here(self) -> Forked | subprocess.Popen[bytes]:
+        return started(self._command, env=self._environment, log=self._log, cwd=ROOT, leads=True)
+
+    def _elsewhere(self) -> subprocess.Popen[bytes]:
+        program, *words = self._command
+        command = [*ON_A_MACHINE, self._machine, str(Path(sys.executable).with_name(program)), *words]
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                command, cwd=ROOT, env=self._environment, stdout=log, stderr=log, start_new_session=True
+            )
 
     @property
     def starts(self) -> int:
@@ -50,16 +72,24 @@ class Worker:
         if self._process.poll() is not None:
             self._start()
 
-    def kill(self, rng: random.Random) -> None:
-        """Kill the whole worker, its main process alone, or one child."""
+    def kill(self, rng: random.Random) -> Sequence[int]:
+        """Kill the whole worker, its main process alone, or one child; return the processes."""
         children = _living_children(self._process.pid)
         match rng.choice(("worker", "main", "child")):
             case "child" if children:
-                _kill(rng.choice(children))
+                killed = [rng.choice(children)]
+                _kill(killed[0])
             case "main":
-                _kill(self._process.pid)
+                killed = [self._process.pid]
+                _kill(killed[0])
             case _:
-                _kill_group(self._process.pid)
+                killed = [self._process.pid, *children]
+                self.kill_all()
+        return killed
+
+    def kill_all(self) -> None:
+        """Kill every process of the worker at once."""
+        _kill_group(self._process.pid)
 
     @property
     def is_frozen(self) -> bool:

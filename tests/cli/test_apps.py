@@ -176,6 +176,8 @@ def test_under_celery_itself(folder: Path, valkey_url: str) -> None:
     stats = celery("stats", "--json")
     told = json.loads(stats.out.splitlines()[-1])
     assert (stats.code, told["total"], told["retention"]["max_age"]) == (0, 4, "P7D")
+    in_words = celery("stats").out
+    assert "max age: P7D" in in_words and "{" not in in_words
     assert "1 dead letter pruned" in celery("prune", "--yes").out
     assert left(folder) == 3
     words = ("celery", "-A", "proj", "retries")

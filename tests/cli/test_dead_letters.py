@@ -15,7 +15,7 @@ from rich.cells import cell_len
 
 from ojs_bridge import Bridge
 from ojs_bridge.operations import dead_letters, letters
-from ojs_bridge.store import Letter, letter_to_json
+from ojs_bridge.store import Letter, to_json
 from ojs_bridge.store.sql.letters import SQLLetters
 from tests.cli.conftest import fill
 from tests.cli.running import run
@@ -372,7 +372,7 @@ def test_an_import_that_is_stopped_says_how_far_it_came(
 ) -> None:
     """Ctrl-C waits for the letters that are being written."""
     monkeypatch.setattr(letters, "LOT", 2)
-    lines = "\n".join(letter_to_json(letter(f"j-{n}")) for n in range(7))
+    lines = "\n".join(to_json(letter(f"j-{n}")) for n in range(7))
     bury_all, written = SQLLetters.bury_all, []
 
     def interrupted(store: SQLLetters, some: Sequence[Letter]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ojs_bridge import Bridge
-from ojs_bridge.cli.groups import sparkline
+from ojs_bridge.cli.dead_letters import sparkline
 from ojs_bridge.rules.fingerprint import fingerprint
 from tests.cli.running import Ran, run
 

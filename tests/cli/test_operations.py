@@ -98,7 +98,7 @@ def test_a_replay_stops_and_goes_on(tmp_path: Path, valkey: Valkey, valkey_url: 
         process = started(["ojs-bridge", *named], env=variables, log=log, errors=errors, cwd=tmp_path)
         eventually(lambda gone=gone: len(bridge.dead_letters.list().letters) < gone, seconds=30)
         ask(process, bridge, url)
-        status, err = process.wait(30), errors.read_text()
+        status, err = process.wait(90), errors.read_text()
         assert status == 1, err
         [operation] = bridge.operations.list()
         assert operation.state == "stopped"

@@ -357,7 +357,7 @@ def test_the_file_is_what_install_reads(folder: Path, ran: dict[str, Ran]) -> No
     assert "# infinite-retries: max_retries=None" in text
     policies = load(file)
     for one in ran["a broker"].json:
-        assert policies.of(one["name"]) == [one["policy"]]
+        assert policies.of(one["name"]).policies == [one["policy"]]
         assert policies.of(one["name"].replace("*", "anything") + "x") is None
 
 
@@ -379,7 +379,8 @@ def test_numbers_of_the_code_itself(folder: Path) -> None:
     assert "runs 5 waits 1 s; at last 8 s together 15 s" in told[1]
     assert (same.code, same.out) == (0, "habits.toml says what the plan says\n")
     policies = load(folder / "habits.toml")
-    assert [policies.of(name) for name in ("doubles", "computes", "unknown")] == [[{}], [{}], None]
+    assert [policies.of(name).policies for name in ("doubles", "computes")] == [[{}], [{}]]
+    assert policies.of("unknown") is None
     assert run("policy", "check", str(folder / "habits.toml")).code == 0
     file = folder / "habits.toml"
     file.write_text(file.read_text(encoding="utf-8").replace('"doubles"]', '"doubles"]\nmax_attempts = 2'))
@@ -425,7 +426,7 @@ def test_awkward_names_and_texts_in_a_file(tmp_path: Path) -> None:
     assert len(read_file(file)) == len(AWKWARD)
     policies = load(file)
     for name in AWKWARD:
-        assert policies.of(name) == [policy], name
+        assert policies.of(name).policies == [policy], name
     assert policies.of("evil") is None
     text = Path(file).read_text(encoding="utf-8")
     assert write(file, "shop", plan).startswith("0 tasks added")

@@ -9,7 +9,7 @@ import pytest
 
 from ojs_bridge import Bridge
 from ojs_bridge.rules.policy import LARGEST
-from ojs_bridge.store import Parked, ParkedFilter
+from ojs_bridge.store import Filter, Parked
 from tests.cli.running import run
 from tests.lives import FRAMEWORK
 
@@ -34,7 +34,7 @@ def parked(store: str) -> Bridge:
 def test_a_retry_without_a_limit(parked: Bridge, store: str) -> None:
     """The output has a word, not a number of nineteen digits."""
     assert parked.store is not None
-    [one] = parked.store.list_parked(ParkedFilter("default", "billing.charge"), limit=9, cursor=None).retries
+    [one] = parked.store.list_parked(Filter("default", "billing.charge"), limit=9, cursor=None).retries
     parked.store.park(replace(one, id="r-9", key="r-9", max_attempts=LARGEST))
     told = run("retries", "list", store=store).out
     assert "1 (no limit)" in told

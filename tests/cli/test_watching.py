@@ -49,7 +49,7 @@ def watching(folder: Path, store: str, *words: str) -> Iterator[Watcher]:
             yield watcher
         finally:
             process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0, watcher.err()
+        assert process.wait(90) == 0, watcher.err()
     assert "Traceback" not in watcher.err()
 
 

@@ -55,9 +55,10 @@ def test_without_any_of_them() -> None:
         reservation=timedelta(minutes=1),
         park_after=timedelta(minutes=1),
         fail_open=False,
+        settle_behind=False,
         retention=Retention(),
     )
-    assert the_policies(None).of("anything") == []
+    assert the_policies(None).of("anything").policies == []
 
 
 NAME = __name__
@@ -70,6 +71,7 @@ READ: list[tuple[str, str, str, Any]] = [
     ("reservation", "PT2M", '"PT2M"', timedelta(minutes=2)),
     ("park_after", "PT90S", '"PT90S"', timedelta(seconds=90)),
     ("fail_open", "true", "true", True),
+    ("settle_behind", "true", "true", True),
     ("retention", '{"max_age": "P7D"}', '{max_age = "P7D"}', Retention("P7D")),
     (
         "retention",
@@ -132,10 +134,10 @@ def test_code_before_a_variable_before_a_table_before_the_default(
 def test_policies(unconfigured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Policies are a table, or the path of a file; a variable is a path."""
     write_table('[tool.ojs-bridge.policies."shop.*"]\nmax_attempts = 4\n')
-    assert the_policies(None).of("shop.mail") == [{"max_attempts": 4}]
+    assert the_policies(None).of("shop.mail").policies == [{"max_attempts": 4}]
     (unconfigured / "p.toml").write_text("max_attempts = 6")
     monkeypatch.setenv("OJS_BRIDGE_POLICIES", "p.toml")
-    assert the_policies(None).of("shop.mail") == [{"max_attempts": 6}]
+    assert the_policies(None).of("shop.mail").policies == [{"max_attempts": 6}]
     assert the_policies({}).of("shop.mail") is None
 
 

@@ -6,6 +6,7 @@ A worker process imports `broker` from here.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from typing import Any
@@ -17,12 +18,13 @@ from dramatiq.brokers.stub import StubBroker
 from dramatiq.middleware import CurrentMessage, Middleware
 from dramatiq.results import Results
 from dramatiq.results.backends import RedisBackend
+from redis import Sentinel
 
 from ojs_bridge import Bridge
 from ojs_bridge.dramatiq import OJSRetries, holding, publishing
-from ojs_bridge.dramatiq.acknowledging import Acknowledging, RedisAcknowledging
+from ojs_bridge.dramatiq.on_redis import Acknowledgements
 from tests import faults
-from tests.contract.notes import UNACKNOWLEDGED, VARIABLE, Noting, Settings, bridge_of
+from tests.contract.notes import MASTER, UNACKNOWLEDGED, VARIABLE, Noting, Settings, bridge_of
 from tests.contract.steps import ERRORS, KEEP, Run, Step
 
 #: The tasks, with their options.
@@ -101,12 +103,15 @@ def _bare_broker(settings: Settings) -> dramatiq.Broker:
         return (Limited if settings.deliveries else RabbitmqBroker)(
             url=settings.broker, confirm_delivery=True
         )
-    timeout = round(1000 * (settings.visibility or 60))
+    sentinel = re.fullmatch("sentinel://(.*):(.*)", settings.broker)
+    options = (
+        {"client": Sentinel([sentinel.groups()]).master_for(MASTER)} if sentinel else {"url": settings.broker}
+    )
     return RedisBroker(
-        url=settings.broker,
         namespace=settings.queue,
-        heartbeat_timeout=timeout,
+        heartbeat_timeout=round(1000 * (settings.visibility or 60)),
         maintenance_chance=1_000_000,
+        **options,
     )
 
 
@@ -116,12 +121,11 @@ if VARIABLE in os.environ:
     broker, _ = make_broker(settings)
     if UNACKNOWLEDGED in os.environ:
         for place, names in {
-            Acknowledging: ["acknowledge"],
-            RedisAcknowledging: ["acknowledge"],
             _RabbitmqConsumer: ["ack", "nack"],
             broker: ["do_ack", "do_nack"],
         }.items():
             for name in names:
                 setattr(place, name, lambda *_: None)
+        Acknowledgements._send = lambda waiting: waiting._waiting.clear()  # type: ignore[method-assign]
     faults.arm(faults.STEPS_OF["dramatiq"])
     dramatiq.set_broker(broker)

@@ -100,7 +100,7 @@ class OnCelery(Fleet):
         """Count the messages of the queue."""
         with self._fleet.app.connection_for_read() as connection:
             channel = connection.default_channel
-            if not self.settings.broker.startswith("redis"):
+            if self.settings.broker.startswith("amqp"):
                 return int(channel.queue_declare(self.queue, passive=True).message_count)
             held = [json.loads(text)[2] for text in channel.client.hvals(channel.unacked_key)]
             return int(channel.client.llen(self.queue)) + held.count(self.queue)

@@ -73,7 +73,6 @@ def kept(fleet: Fleet) -> set[str]:
 
 
 @pytest.mark.requirement("RET-01", "RET-12")
-@pytest.mark.timeout(240)  # a minute more where a killed worker had claimed a retry
 @pytest.mark.parametrize("kind", SERVED)
 def test_what_is_sent_on_while_a_server_is_down_ends_as_its_policy_says(
     made: Made, kind: str, request: pytest.FixtureRequest

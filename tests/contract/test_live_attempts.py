@@ -42,7 +42,6 @@ OUTCOMES: dict[str, tuple[Step, str, list[int]]] = {
 
 
 @pytest.mark.requirement("RET-13")
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", SERVED)
 def test_what_was_settled_but_not_acknowledged_does_not_run_again(
     made: Callable[..., Fleet], kind: str

@@ -23,7 +23,6 @@ def counted(fleet: Fleet) -> Counter[tuple[str, str, str]]:
     return found
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", ["celery-valkey", "dramatiq-valkey", "dramatiq-rabbitmq"])
 def test_each_run_is_counted_once(made: Callable[..., Fleet], kind: str) -> None:
     """What a worker has counted is written when it ends; an attempt whose worker died is counted as lost."""

@@ -310,7 +310,7 @@ def test_an_operation_tells_what_became_of_its_jobs(fleet: Fleet) -> None:
     for job in sent.values():
         end(fleet, job)
     operations = fleet.bridge.operations
-    done = operations.run(operations.begin("retry", ids=[*sent.values()]))
+    done = operations.run(operations.begin("replay", ids=[*sent.values()]))
     for job in sent.values():
         end(fleet, job, nth=2)
     jobs = Jobs(sent=3, waiting=0, running=0, succeeded=2, discarded=0, died_again=1, failed=2)

@@ -84,7 +84,6 @@ def failures(fleet: Fleet, job: str) -> list[str]:
 
 
 @pytest.mark.requirement("RET-12")
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", SERVED)
 def test_a_rolling_deploy_loses_nothing_and_counts_nothing(made: Made, kind: str) -> None:
     fleet = made(kind, visibility=5)

@@ -29,7 +29,6 @@ def go(fleet: Fleet) -> None:
 
 
 @pytest.mark.requirement("RET-12", "RET-13")
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("store", zombies.STORES)
 @pytest.mark.parametrize("kind", ["celery-valkey", "dramatiq-valkey"])
 def test_the_words_of_a_run_that_was_taken_over_are_not_heard(

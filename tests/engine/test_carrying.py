@@ -11,8 +11,7 @@ import pytest
 
 from ojs_bridge import Bridge
 from ojs_bridge.engine.carrying import NotCarried
-from ojs_bridge.engine.ports import Onward, Settlement
-from ojs_bridge.engine.runs import Postpone, Refuse, Run
+from ojs_bridge.engine.runs import Onward, Postpone, Refuse, Run, Settlement
 from ojs_bridge.errors import StoreError
 from ojs_bridge.rules.decision import (
     Complete,

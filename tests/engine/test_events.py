@@ -17,6 +17,7 @@ import pytest
 
 from ojs_bridge import Bridge, Discard, Event, Fail, Response, Retry, RetryPolicy, Snooze
 from ojs_bridge import DeadLetter as DeadLetterResponse
+from ojs_bridge.engine import events as engine_events
 from ojs_bridge.engine.events import Dispatcher, log, of, started
 from ojs_bridge.engine.runs import Run
 from ojs_bridge.rules.decision import Complete, DeadLettered, Discarded, decide
@@ -337,15 +338,18 @@ def test_a_listener_that_raises(caplog: pytest.LogCaptureFixture, error: BaseExc
     ]
 
 
-def test_a_listener_that_blocks_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_that_blocks_for_ever(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Emitting stays quick: many events wait, the others are dropped, counted and logged."""
+    monkeypatch.setattr(engine_events, "MAX_WAITING", 100)
     release = threading.Event()
     heard = Heard()
 
     def blocks(_event: Event) -> None:
         release.wait(30)
 
-    dispatcher = Dispatcher([blocks, heard], limit=100)
+    dispatcher = Dispatcher([blocks, heard])
     dispatcher.emit(numbered(0, 1))
     eventually(dispatcher._queue.empty, what="the listener is busy")
     began = time.monotonic()

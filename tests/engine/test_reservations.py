@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sqlite3
 import threading
 import time
 import uuid
@@ -13,18 +14,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import datetime, timedelta, timezone
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ojs_bridge import Bridge, ConfigurationError, StorageRetry, StoreError
-from ojs_bridge.engine import heartbeat
-from ojs_bridge.engine.ports import Onward
-from ojs_bridge.engine.reservations import TakenOver, reservation_of
-from ojs_bridge.engine.runs import Begun, Drop, Lost, Postpone, Run
+from ojs_bridge.engine import heartbeat, reservations
+from ojs_bridge.engine.reservations import ASK_AGAIN, TakenOver
+from ojs_bridge.engine.runs import Begun, Drop, Lost, Onward, Postpone, Run
 from ojs_bridge.rules.decision import Complete, DeadLettered, Discarded, RetryAt
 from ojs_bridge.rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
 from ojs_bridge.rules.job import Job, decode
+from ojs_bridge.store import Reservation, Settle
 from tests.lives import FRAMEWORK, Outbox
 from tests.servers import Valkey
 from tests.servers.process import eventually
@@ -65,9 +67,10 @@ def fleet(url: str, reservation: timedelta) -> Iterator[list[Bridge]]:
         bridge.stop()
 
 
-def begin(bridge: Bridge, job: Job, publication: str = "") -> Begun:
+def begin(bridge: Bridge, job: Job, publication: str = "", *, redelivered: bool = False) -> Begun:
     """Deliver a job."""
-    return bridge.engine.begin(job, job, bridge.engine.task(), publication=publication)
+    task = bridge.engine.task()
+    return bridge.engine.begin(job, job, task, publication=publication, redelivered=redelivered)
 
 
 def run(bridge: Bridge, job: Job, publication: str = "") -> Run:
@@ -126,6 +129,92 @@ def test_a_lost_attempt_is_a_failed_one(url: str, clock: list[timedelta], bridge
     assert isinstance(begin(second, JOB), Postpone), "whoever judges it holds it"
     first.engine.settling.settle(lost.run, decision)
     assert isinstance(begin(second, JOB), Drop)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> timedelta:
+    """Return for how long a worker is suspected: less than by default."""
+    suspicion = timedelta(seconds=0.8)
+    monkeypatch.setattr(heartbeat, "SUSPICION", suspicion)
+    monkeypatch.setattr(reservations, "SUSPICION", suspicion)
+    monkeypatch.setattr(heartbeat, "CLEAR_SECONDS", 0.1)
+    return suspicion
+
+
+@pytest.mark.requirement("RET-12")
+def test_a_killed_workers_job_is_lost_in_seconds(url: str, bridges: list[Bridge], quick: timedelta) -> None:
+    """Its connection has ended, and it does not end the suspicion: the reservation need not run out."""
+    abandon(url, reservation=LONG)
+    first, second = bridges
+    unsuspected = begin(first, JOB)
+    assert isinstance(unsuspected, Postpone)
+    assert unsuspected.at - first.engine.now() > quick
+    suspected = begin(first, JOB, redelivered=True)
+    assert isinstance(suspected, Postpone)
+    assert suspected.at - first.engine.now() <= max(quick, ASK_AGAIN)
+    lost: list[Begun] = []
+    eventually(lambda: lost.append(begin(second, JOB)) or isinstance(lost[-1], Lost))
+    assert lost[-1].failure.type == VISIBILITY_TIMEOUT
+    assert isinstance(begin(first, JOB, redelivered=True), Postpone), "whoever judges it holds it"
+
+
+@pytest.mark.requirement("RET-12")
+def test_a_worker_that_lives_is_left_alone_though_its_connection_was_lost(
+    bridges: list[Bridge], quick: timedelta
+) -> None:
+    """It ends the suspicion, again and again, while it holds a reservation."""
+    first, second = bridges
+    held = run(first, JOB)
+    family = first.engine.reservations.heart.family
+    for _ in range(3):
+        assert isinstance(begin(second, JOB, redelivered=True), Postpone)
+        eventually(lambda: second.store.suspect(family, gone=False) is None)
+        left_alone = begin(second, JOB)
+        assert isinstance(left_alone, Postpone)
+        assert left_alone.at - second.engine.now() > quick
+    first.engine.settling.settle(held, Complete())
+    assert isinstance(begin(second, JOB, redelivered=True), Drop)
+
+
+@pytest.mark.requirement("RET-12")
+def test_a_main_process_that_lost_its_connection_speaks_for_its_children(
+    bridges: list[Bridge], quick: timedelta
+) -> None:
+    """A child that runs C code may hold its interpreter's lock for longer than a suspicion lasts."""
+    main, other = bridges
+    main.engine.reservations.lost_connection()
+    other.store.suspect(main.engine.reservations.family, gone=True)
+    eventually(lambda: other.store.suspect(main.engine.reservations.family, gone=False) is None)
+
+
+@pytest.mark.requirement("RET-12")
+def test_while_the_store_was_slow_nobody_could_end_a_suspicion(tmp_path: Path, quick: timedelta) -> None:
+    """Another process has locked the file; a worker that lives ends the suspicion as soon as it can."""
+    file = tmp_path / "ojs.db"
+    abandon(f"sqlite:///{file}", reservation=LONG)
+    bridge = Bridge(f"sqlite:///{file}", POLICY)
+    assert isinstance(begin(bridge, JOB, redelivered=True), Postpone)
+    with ThreadPoolExecutor(1) as pool, sqlite3.connect(file) as other:
+        other.execute("BEGIN IMMEDIATE")
+        asking = pool.submit(begin, bridge, JOB)
+        time.sleep(1.5 * quick.total_seconds())
+        other.rollback()
+        assert isinstance(asking.result(), Postpone)
+    eventually(lambda: isinstance(begin(bridge, JOB), Lost), what="the suspicion has lasted")
+    bridge.stop()
+
+
+def test_an_old_suspicion_takes_no_new_reservation(bridges: list[Bridge], quick: timedelta) -> None:
+    """A worker without a reservation ends no suspicion; it has the whole time from its reservation on."""
+    first, second = bridges
+    first.engine.reservations.prove()
+    heart = first.engine.reservations.heart
+    heart.start()
+    second.store.suspect(heart.family, gone=True)
+    eventually(lambda: second.store.suspect(heart.family, gone=False) > quick)
+    held = run(first, JOB)
+    assert isinstance(begin(second, JOB, redelivered=True), Postpone)
+    first.engine.settling.settle(held, Complete())
 
 
 @pytest.mark.requirement("RET-12")
@@ -291,6 +380,21 @@ def test_a_run_that_was_taken_over_is_not_heard(hasty: list[Bridge]) -> None:
     assert first.retries.count() == 1
 
 
+def test_a_job_that_ends_as_the_heart_beats_has_not_run_out(
+    bridges: list[Bridge], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store has settled it, and its worker learns that a moment later; after a whole beat it is lost."""
+    heart, store, begun = bridges[0].engine.reservations.heart, bridges[0].store, run(bridges[0], JOB)
+    assert heart and store and begun.reservation
+    store.settle(Settle(begun.reservation, heart.holder, bridges[0].engine.now() + LONG))
+    heart._extend()
+    assert heart.holds(begun.reservation)
+    assert "ran out" not in caplog.text
+    heart._extend()
+    assert not heart.holds(begun.reservation)
+    assert "ran out" in caplog.text
+
+
 def test_a_run_that_ends_within_its_reservation_asks_the_store_nothing(
     bridges: list[Bridge], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -432,7 +536,7 @@ def test_what_was_acknowledged_is_forgotten_after_a_while(
     first.engine.settling.settle(run(first, retry), Complete())
     first.engine.settling.settle(run(first, JOB), Complete())
     for job in (JOB, retry):
-        first.engine.reservations.acknowledged(reservation_of(job))
+        first.engine.reservations.acknowledged(Reservation(job.key, job.fence))
     eventually(lambda: isinstance(begin(second, JOB), Run), what="it was forgotten")
     assert isinstance(begin(second, retry), Drop)
 
@@ -446,11 +550,11 @@ def test_what_was_acknowledged_just_now_is_not_forgotten_with_what_was_long_ago(
     for job in (lost, old, new):
         first.engine.settling.settle(run(first, job), Complete())
     monkeypatch.setattr(heartbeat, "_FORGET_AFTER", 2.0)
-    first.engine.reservations.acknowledged(reservation_of(lost))
+    first.engine.reservations.acknowledged(Reservation(lost.key, lost.fence))
     first.engine.reservations.lost_connection()
-    first.engine.reservations.acknowledged(reservation_of(old))
+    first.engine.reservations.acknowledged(Reservation(old.key, old.fence))
     time.sleep(1.0)  # that old is
-    first.engine.reservations.acknowledged(reservation_of(new))
+    first.engine.reservations.acknowledged(Reservation(new.key, new.fence))
     eventually(lambda: isinstance(begin(second, old), Run), what="it was forgotten")
     assert isinstance(begin(second, new), Drop)
     eventually(lambda: isinstance(begin(second, new), Run), what="the new one was forgotten, too")
@@ -474,17 +578,19 @@ def test_many_threads_begin_the_first_jobs_of_a_process(url: str) -> None:
         assert all(isinstance(begin(bridge, job), Drop) for job in jobs)
 
 
-def test_what_could_not_be_settled_is_settled_later() -> None:
-    """The heartbeat settles the run when the store is back: a lost acknowledgement runs nothing again."""
+@pytest.mark.parametrize("behind", [True, False])
+def test_what_could_not_be_settled_is_settled_later(behind: bool) -> None:
+    """The run is settled when the store is back: a lost acknowledgement runs nothing again."""
     with Valkey() as server:
-        bridge = Bridge(server.url, POLICY, reservation=SHORT, storage_retry=StorageRetry.disabled())
+        once = StorageRetry.disabled()
+        bridge = Bridge(server.url, POLICY, reservation=SHORT, storage_retry=once, settle_behind=behind)
         begun = run(bridge, JOB)
         server.kill()
         bridge.engine.settling.settle(begun, Complete())
         server.start()
         # A worker that asked for the job meanwhile would be given it as a lost attempt.
-        unsettled = bridge.engine.reservations.heart._unsettled  # type: ignore[union-attr]
-        eventually(lambda: not unsettled, what="it was settled")
+        waiting: Any = bridge.engine.reservations._behind if behind else bridge.engine.reservations.heart
+        eventually(lambda: not (waiting.waiting if behind else waiting._unsettled), what="it was settled")
         assert isinstance(begin(Bridge(server.url), JOB), Drop)
         bridge.stop()
 
@@ -498,7 +604,7 @@ def test_a_reservation_whose_answer_was_lost_is_ours() -> None:
         bridge.engine.settling.settle(run(bridge, first), Complete())
         os.kill(server.pid, signal.SIGSTOP)
         threading.Timer(0.8, os.kill, (server.pid, signal.SIGCONT)).start()
-        assert run(bridge, JOB).reservation == reservation_of(JOB)
+        assert run(bridge, JOB).reservation == Reservation(JOB.key, JOB.fence)
         bridge.stop()
 
 

@@ -17,8 +17,7 @@ from ojs_bridge.celery import OJSTask, ojs_task
 from ojs_bridge.celery.worker import check_app
 from ojs_bridge.dramatiq import OJSRetries
 from ojs_bridge.dramatiq import install as install_dramatiq
-from ojs_bridge.engine.layers import Layers
-from ojs_bridge.engine.retry_on import RetryOn
+from ojs_bridge.engine.layers import Layers, RetryOn
 from ojs_bridge.rules.decision import RetryAt
 from ojs_bridge.rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
 from ojs_bridge.rules.job import Job

@@ -109,7 +109,7 @@ serve(Bridge({url!r}), port={port}, {arguments})"
             yield address
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(90)
 
 
 def _answers(address: str) -> bool:

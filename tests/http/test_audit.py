@@ -200,7 +200,7 @@ def test_a_server_with_named_tokens(door: House, tmp_path: Path) -> None:
         assert httpx.get(f"{address}{API}/audit").status_code == 401
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(90)
     found = listed(door.client)
     assert [(r["who"], r["via"], r["address"]) for r in found] == [
         ("dora", "http", "127.0.0.1"),

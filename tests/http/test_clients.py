@@ -15,8 +15,8 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from ojs_bridge.http import app_for
+from ojs_bridge.http.app import document
 from ojs_bridge.http.guarding import Access, tokens_of
-from ojs_bridge.http.openapi import document
 from ojs_bridge.operations.health import Beat
 from ojs_bridge.rules.job import format_time
 from ojs_bridge.store import BOUNDS, Rate
@@ -35,6 +35,7 @@ from tests.http.doors import (
 )
 from tests.http.test_letters import refused
 from tests.lives import FRAMEWORK
+from tests.servers import eventually
 from tests.store.test_rates import record
 
 ADMIN = f"{API}/admin"
@@ -111,8 +112,9 @@ def test_the_manifest(door: House) -> None:
 
 def test_the_health(door: House) -> None:
     """`ojs health` of the CLI and `health()` of the SDK (vector L0-OPS-020)."""
-    answer = door.client.get(f"{API}/health", headers=CLI)
-    assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
+    # A busy machine may not answer within the three seconds of a check.
+    eventually(lambda: door.client.get(f"{API}/health", headers=CLI).status_code == 200)
+    assert door.client.get(f"{API}/health", headers=CLI).json()["status"] == "degraded"
 
 
 def test_the_sdk(door: House) -> None:

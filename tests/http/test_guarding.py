@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.http import app_for, guarding, serve
 from ojs_bridge.http.guarding import LOOPBACK, Access, Bucket, access_at, tokens_of
-from ojs_bridge.http.requests import MAX_BODY
+from ojs_bridge.http.routes import MAX_BODY
 from tests.http.doors import API, LETTERS, OPERATOR, READER, RETRIES, House, client_at, house, with_token
 
 

@@ -503,7 +503,7 @@ def test_the_total_is_not_counted_where_that_is_dear(door: House, monkeypatch: p
     """No count comes with a text, with a page that goes on, or where the last page tells it anyway."""
     for n in range(3):
         door.bury(f"j-{n}", message={"args": ["x"]})
-    monkeypatch.setattr(DeadLetters, "retry_all", lambda *_, **__: pytest.fail("it was counted"))
+    monkeypatch.setattr(DeadLetters, "replay_all", lambda *_, **__: pytest.fail("it was counted"))
     asked = [{"text": "x", "limit": 2}, {"text": "x"}, {"text": "y"}, {"cursor": "1:a"}, {"offset": 1}, {}]
     told = [door.client.get(LETTERS, params=query).json()["pagination"]["total"] for query in asked]
     assert told == [None, 3, 0, None, 3, 3]

@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
-from ojs_bridge.http.app import guarded
-from ojs_bridge.http.openapi import document
+from ojs_bridge.http.app import document, guarded
 from tests.http.doors import API, OWN, House, house, listening, unlimited
 from tests.operations.test_operating import celery_message, dramatiq_message
 

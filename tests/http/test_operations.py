@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from ojs_bridge.http.app import guarded
-from ojs_bridge.http.bulk import MAX_RUNNING
+from ojs_bridge.http.operations import MAX_RUNNING
 from tests.conftest import store_url
 from tests.http.doors import API, House, house, listening, unlimited
 from tests.http.test_letters import refused
@@ -116,9 +116,9 @@ def test_a_server_that_ends_stops_its_operations(tmp_path: Any) -> None:
 
 
 def test_a_few_run_at_a_time(door: House) -> None:
-    for n in range(10):
+    for n in range(50):
         door.bury(f"j-{n}", queue=f"q-{n % 5}")
-    slow = [begin(door, action="retry", rate=0.5, filter={"queue": f"q-{n}"}) for n in range(MAX_RUNNING)]
+    slow = [begin(door, action="retry", rate=0.1, filter={"queue": f"q-{n}"}) for n in range(MAX_RUNNING)]
     late = door.client.post(OPERATIONS, json={"action": "purge", "confirm": True})
     refused(late, 429, "rate_limited")
     for running in slow:

@@ -35,7 +35,7 @@ from tests.store.test_rates import record
 from tests.store.test_store import entry, letter
 
 #: A loaded machine's patience, in milliseconds.
-expect.set_options(timeout=30_000)
+expect.set_options(timeout=90_000)
 
 ROOT = Path(__file__).parents[2]
 REPLAYED = "exhausts, is dead-lettered"
@@ -117,7 +117,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
 
         def start(command: list[str], log: str) -> None:
             process = started(command, env=found.environment, log=folder / log, cwd=ROOT)
-            stack.callback(lambda: (process.terminate(), process.wait(30)))
+            stack.callback(lambda: (process.terminate(), process.wait(90)))
 
         for name, command in WORKERS.items():
             start(["python", "-m", *command], name)
@@ -869,7 +869,7 @@ def test_thousands(browser: Browser, door: Door, tmp_path: Path) -> None:
         page.close()
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait(90)
 
 
 def test_a_reader_and_a_wrong_token(browser: Browser, door: Door) -> None:
@@ -1083,7 +1083,7 @@ def test_what_became_of_a_replay_is_on_the_page(browser: Browser, tmp_path: Path
     bridge, _ = bridge_with_outbox(f"sqlite:///{tmp_path}/ojs.db")
     ids = bury_many(bridge, 5)
     outbox = bridge.engine.context.publishers[FRAMEWORK] = Running(bridge, takes=9)
-    bridge.operations.run(bridge.operations.begin("retry", ids=ids))
+    bridge.operations.run(bridge.operations.begin("replay", ids=ids))
     for header in outbox.waits[:3]:
         outbox.work(header)
     page = browser.new_page()

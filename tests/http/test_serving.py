@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from ojs_bridge import Letter
-from ojs_bridge.engine.ports import Override
+from ojs_bridge.engine.runs import Override
 from ojs_bridge.http.app import guarded
 from ojs_bridge.operations.replaying import Bulk
 from ojs_bridge.rules.job import Header
@@ -47,15 +47,15 @@ def test_a_server_with_a_token(tmp_path: Any) -> None:
 def test_who_goes_away_ends_a_replay(door: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """The replay ends after a batch; the rest stays, and can be replayed later."""
     letters, ended = door.bridge.dead_letters, threading.Event()
-    retry_all = letters.retry_all
+    replay_all = letters.replay_all
 
-    def told_when_it_ends(**kind: Any) -> Bulk:
+    def told_when_it_ends(*args: Any, **kind: Any) -> Bulk:
         try:
-            return retry_all(**kind)
+            return replay_all(*args, **kind)
         finally:
             ended.set()
 
-    monkeypatch.setattr(letters, "retry_all", told_when_it_ends)
+    monkeypatch.setattr(letters, "replay_all", told_when_it_ends)
     for n in range(3):
         door.bury(f"j-{n}")
     with listening(guarded(door.bridge, unlimited())) as address:

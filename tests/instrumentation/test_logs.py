@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ojs_bridge
-from ojs_bridge.engine.logs import FIELDS
+from ojs_bridge.engine.events import FIELDS
 from ojs_bridge.rules.job import Job
 from tests.contract.fleet import Fleet, end
 from tests.contract.notes import Noting

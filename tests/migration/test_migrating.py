@@ -23,7 +23,7 @@ import redis
 from packaging.requirements import Requirement
 
 from ojs_bridge import open_store
-from ojs_bridge.store import LetterFilter, Store
+from ojs_bridge.store import Filter, Store
 from tests.forking import Forked, ended, started
 from tests.servers import Valkey, eventually
 
@@ -132,13 +132,13 @@ class Workers:
     def end(self) -> None:
         """End them as a deployment does, and return when they have ended."""
         self.process.terminate()
-        self.process.wait(50)
+        self.process.wait(90)
 
     def kill(self) -> None:
         """Leave none of their processes behind."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(90)
 
 
 @dataclass
@@ -289,7 +289,7 @@ def test_the_guide(walk: Walk) -> None:
     eventually(lambda: walk.served() >= walk.ordered(), seconds=55, what="all orders")
     eventually(lambda: not walk.left(), what="an empty broker and no parked retries")
     assert walk.served() == walk.ordered()
-    letters = walk.store.list(LetterFilter(), limit=100, cursor=None).letters
+    letters = walk.store.list(Filter(), limit=100, cursor=None).letters
     dead = {(letter.error_type, letter.attempt) for letter in letters}
     assert dead
     assert dead <= DEAD

@@ -11,8 +11,7 @@ from celery.utils.time import get_exponential_backoff_interval
 
 from ojs_bridge import Bridge, Event, RetryPolicy
 from ojs_bridge.celery import install, ojs_task
-from ojs_bridge.celery.attach import task_policy
-from ojs_bridge.celery.native_options import options_as_policy
+from ojs_bridge.celery.attach import options_as_policy, task_policy
 from ojs_bridge.migration.plan import ENDLESS, NOT_KNOWN, NativeRetries, Runs, WaitRange, alike, policy_wait
 from ojs_bridge.migration.plan.celery import of_celery
 from ojs_bridge.rules.backoff import Intervals

@@ -267,7 +267,7 @@ def test_pickled_messages() -> None:
         (lambda: RedisBroker(url="redis://127.0.0.1:1", dead_message_ttl=3_600_000), "keeps it for 1 h"),
         (on_rabbitmq, "keeps it for 7 d"),
         (StubBroker, "it goes to the dead queue slow.XQ, in this process's memory"),
-        (Foreign, "Foreign is told that it has failed"),
+        (Foreign, "Foreign hears that it has failed"),
     ],
 )
 def test_what_happens_in_the_end(make: Callable[[], Broker], told: str) -> None:

@@ -13,7 +13,7 @@ from kombu import Exchange, Queue
 
 from ojs_bridge.celery import OJSTask, install, ojs_task
 from tests.contract import notes
-from tests.contract.notes import Settings, bridge_of
+from tests.contract.notes import MASTER, Settings, bridge_of
 from tests.contract.steps import ERRORS, KEEP, Run, Step
 
 
@@ -83,9 +83,10 @@ def make_app(settings: Settings, results: str = "") -> Celery:
     )
     if settings.soft_shutdown:
         app.conf.worker_soft_shutdown_timeout = settings.soft_shutdown
-    if settings.broker.startswith("redis"):
+    if settings.broker.startswith(("redis", "sentinel")):
         # A worker killed while it looks for lost deliveries would keep the others from it for five minutes.
-        app.conf.broker_transport_options = {"unacked_mutex_expire": 3}
+        app.conf.broker_transport_options = {"unacked_mutex_expire": 3, "master_name": MASTER}
+        app.conf.broker_channel_error_retry = settings.broker.startswith("sentinel")
     if settings.visibility:
         app.conf.broker_transport_options = {
             **app.conf.broker_transport_options,

@@ -60,7 +60,7 @@ def test_each_worker_runs_a_broadcast_and_nothing_multiplies(
         for worker in workers:
             worker.terminate()
         for worker in workers:
-            worker.wait(30)
+            worker.wait(90)
     runs = Counter(notes.lrange(f"{unique}:runs", 0, -1))
     assert runs == {
         f"{name}@here {n}": count for name in WORKERS for n, count in ((0, 2), (1, retries)) if count

@@ -117,7 +117,6 @@ def fleet(
     )
 
 
-@pytest.mark.timeout(240)  # the pool is large, and nothing may be hurried
 def test_what_should_follow_follows_once(fleet: Fleet, valkey: Valkey) -> None:
     pool = ("-c", "18")
     results = "database" if "InDatabase" in fleet.settings.results else "redis"
@@ -131,10 +130,12 @@ def test_what_should_follow_follows_once(fleet: Fleet, valkey: Valkey) -> None:
             fleet.end(case.struck)
             fleet.end(case.end)
     assert [fleet.end(job) for job in grouped] == ["SUCCESS", "SUCCESS"]
-    fleet.replace(*pool)
     replayed = [case for case in cases if case.fault == "replayed"]
     for case in replayed:
+        # A kill in the midst of an errback has it called once more.
         eventually(lambda case=case: errors(fleet, case), what=f"the error of {case.role}")
+    fleet.replace(*pool)
+    for case in replayed:
         fleet.bridge.dead_letters.retry(case.struck.id)
     wanted = {(case.role, case.fault): expected(case, results) for case in cases}
     with suppress(TimeoutError):

@@ -52,6 +52,11 @@ def test_a_name_that_somebody_has_wrapped_is_used_and_told_of(
         assert caplog.messages == [told]
 
 
+def test_a_framework_that_no_use_needs_may_not_be_installed() -> None:
+    name = PrivateName("name", "not_installed:Place", "do something", True, only=compat.REDIS)
+    assert missing_vital([name], set()) == []
+
+
 @pytest.mark.parametrize("place", ["celery.gone", "celery.app.base:Gone", "celery.app.base:Celery.gone"])
 def test_a_place_that_is_removed_is_missed(place: str) -> None:
     assert replace(compat.tasks, place=place).is_missing

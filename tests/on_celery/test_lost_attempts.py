@@ -83,7 +83,6 @@ def start_and_end(fleet: Fleet, deaths: list[tuple[str, str]]) -> list[AsyncResu
     return list(sent.values())
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.requirement("RET-12")
 def test_a_job_that_dies_before_celery_knows_of_its_start_is_not_run_again_unseen(made: Made) -> None:
     """Celery gives such a job to another process of its pool, with no mark on it (facts 3.2)."""

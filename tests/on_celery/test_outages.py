@@ -47,7 +47,7 @@ def test_a_channel_that_an_outage_has_closed_is_an_outage(valkey: Valkey, unique
     channel.close()
 
     def publish() -> None:
-        with sending.confirmed_producer(app) as producer, sending.told_of_outages(producer):
+        with sending.confirmed_producer(app) as producer:
             producer.publish({}, routing_key=unique, exchange="", retry=True, retry_policy={"max_retries": 2})
 
     with pytest.raises(OperationalError, match="was closed"):

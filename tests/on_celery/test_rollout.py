@@ -24,7 +24,6 @@ def roll(unique: str, tmp_path: Path) -> Iterator[Roll]:
         roll.close()
 
 
-@pytest.mark.timeout(240)  # four workers start, and none may be hurried
 def test_no_job_is_lost_when_the_bridge_comes_and_goes(roll: Roll) -> None:
     """Old workers, both, new ones alone, both, old ones alone: with jobs half done at each turn.
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import kombu
 import pytest
 import redis
 from kombu import Consumer, Message
 
-from ojs_bridge.celery.on_redis import take_safely
+from ojs_bridge.celery.taking import take_safely
 from tests.contract.steps import sleeps
 from tests.on_celery.fleet import Fleet
 from tests.servers import Valkey, eventually
@@ -81,11 +83,33 @@ def test_every_queue_and_priority_is_consumed(fleet: Fleet) -> None:
     eventually(lambda: waiting(fleet) == 0)
 
 
-def test_a_redis_that_is_too_old_is_consumed_as_ever(separate: Callable[..., Fleet]) -> None:
-    with Valkey() as old:
-        with redis.Redis.from_url(old.url) as client:
-            client.execute_command("ACL", "SETUSER", "default", "-blmove")
-        fleet = separate(broker=old.url)
+def test_a_message_that_no_script_can_read_is_taken_as_ever(fleet: Fleet) -> None:
+    """Half a character is JSON for Python, and not for Redis."""
+    fleet.start("-c", "1").await_ready()
+    sent = [fleet.send("act", "odd", headers={"word": "\ud800"}), fleet.send("act", "even")]
+    assert {fleet.end(job) for job in sent} == {"SUCCESS"}
+    eventually(lambda: waiting(fleet) == 0, what="the acknowledgements")
+
+
+#: All that Celery itself needs, and not the key by which the bridge notes who has a message.
+CELERYS_KEYS = (
+    *("~celery*", "~_kombu*", "~*pidbox*", "~t*", "~ojs*"),
+    *("~unacked", "~unacked_index", "~unacked_mutex"),
+)
+FORBIDDEN = {"a command that an old Redis lacks": ["-blmove"], "a key": ["resetkeys", *CELERYS_KEYS]}
+if kombu.VERSION[:2] < (5, 7):
+    # A newer one asks Redis for the time, too.
+    FORBIDDEN["a command in a script"] = ["-time"]
+
+
+@pytest.mark.parametrize("rules", FORBIDDEN.values(), ids=FORBIDDEN)
+def test_a_redis_that_does_not_allow_the_bridge_s_way_is_consumed_as_ever(
+    separate: Callable[..., Fleet], rules: list[str]
+) -> None:
+    with Valkey() as server:
+        with redis.Redis.from_url(server.url) as client:
+            client.execute_command("ACL", "SETUSER", "default", *rules)
+        fleet = separate(broker=server.url)
         worker = fleet.start("-c", "1")
         worker.await_ready()
         assert fleet.end(fleet.send("act", "as ever")) == "SUCCESS"
@@ -109,8 +133,59 @@ def test_what_could_not_be_acknowledged_is_when_redis_is_back(separate: Callable
                 server.kill()
                 with pytest.raises(connection.connection_errors):
                     taken[0].ack()
-                qos = consumer.channel.qos
-                assert not qos.can_consume()
                 server.start()
-                eventually(qos.can_consume, what="room for the next message")
-            assert waiting(fleet) == 0
+                # The loop asks at each turn whether there is room.
+                eventually(lambda: consumer.channel.qos.can_consume() and waiting(fleet) == 0)
+
+
+@pytest.fixture
+def consumer(fleet: Fleet) -> Iterator[Consumer]:
+    """A consumer of eight messages that has room for five, and whose loop goes on."""
+    take_safely(fleet.app)
+    for n in range(8):
+        fleet.send("act", str(n))
+    with fleet.app.connection_for_read() as connection:
+        queue = fleet.app.amqp.queues[fleet.settings.queue](connection.default_channel)
+        consumer = Consumer(connection, queue, on_message=lambda message: None, prefetch_count=5)
+        consumer.channel.ojs_gathers = True
+        yield consumer
+
+
+def test_messages_travel_together_and_acknowledgements_with_the_next_question(
+    fleet: Fleet, consumer: Consumer
+) -> None:
+    taken: list[Message] = []
+    consumer.on_message = taken.append
+    with consumer:
+        consumer.connection.drain_events(timeout=10)
+        assert len(taken) == 5
+        for message in taken:
+            message.ack()
+        consumer.connection.drain_events(timeout=10)
+        assert len(taken) == 8
+        assert waiting(fleet) == 3
+        for message in taken[5:]:
+            message.ack()
+    assert waiting(fleet) == 0
+
+
+def test_a_worker_takes_no_more_than_its_part_and_gives_back_in_order_what_it_has_not_read(
+    fleet: Fleet, consumer: Consumer
+) -> None:
+    taken: list[Message] = []
+    consumer.on_message = taken.append
+    with redis.Redis.from_url(fleet.settings.broker) as client:
+        client.zadd("unacked_ojs.present", dict.fromkeys(("this one", "another", "a third"), 1))
+        with consumer:
+            consumer.connection.drain_events(timeout=10)
+            assert len(taken) == 2
+
+            def ids() -> list[str]:
+                items = client.lrange(fleet.settings.queue, 0, -1)
+                return [json.loads(item)["headers"]["id"] for item in items]
+
+            left = ids()
+            consumer.connection.transport.cycle.on_poll_start()
+            eventually(lambda: len(ids()) < len(left), what="the next messages on their way")
+        assert ids() == left
+        assert len(taken) == 2

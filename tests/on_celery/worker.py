@@ -9,7 +9,7 @@ from typing import Any
 from celery import signals
 from celery.worker.control import control_command
 
-from ojs_bridge.celery import holding, watch
+from ojs_bridge.celery import holding, worker
 from ojs_bridge.celery.request import OJSRequest
 from ojs_bridge.engine import heartbeat
 from tests import faults
@@ -21,7 +21,7 @@ from tests.on_celery.project import Noting, make_app
 faulthandler.register(signal.SIGRTMIN)
 settings = Settings.from_env()
 holding.LONGEST_WAIT = settings.longest_wait
-watch.LOOK = settings.look
+worker.LOOK = settings.look
 heartbeat._FORGET_AFTER = settings.forget_after
 app = make_app(settings)
 faults.arm([*faults.STEPS_OF["celery"], *faults.AFTERWARDS])

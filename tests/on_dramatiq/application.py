@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ojs_bridge import Letter, open_store
-from ojs_bridge.store import LetterFilter
+from ojs_bridge.store import Filter
 from tests.forking import Forked, code, run, script
 
 COMMANDS = Path(sys.executable).parent
@@ -102,7 +102,7 @@ class Application:
 
     def letters(self) -> tuple[Letter, ...]:
         """The dead letters in the store."""
-        return self.store.list(LetterFilter(), limit=100, cursor=None).letters
+        return self.store.list(Filter(), limit=100, cursor=None).letters
 
     def dead(self) -> dict[str, str]:
         """The dead letters' last error, by job type."""
@@ -114,7 +114,7 @@ def end(process: Process) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:
-        process.wait(20)
+        process.wait(90)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

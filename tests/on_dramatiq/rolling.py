@@ -13,6 +13,7 @@ from typing import Any
 
 import dramatiq
 from dramatiq.brokers.redis import RedisBroker
+from dramatiq.common import dq_name
 from dramatiq.middleware import CurrentMessage, GroupCallbacks
 from dramatiq.rate_limits.backends import RedisBackend
 
@@ -27,6 +28,8 @@ POLICIES: dict[str, Any] = {
 }
 #: Seconds between two rounds of jobs.
 PAUSE = 0.4
+#: A producer waits while so many messages are there: on a slow machine the workers would never catch up.
+MANY = 150
 
 broker = RedisBroker(url=URL, namespace=QUEUE, heartbeat_timeout=20_000, maintenance_chance=1_000_000)
 broker.add_middleware(CurrentMessage())
@@ -93,7 +96,14 @@ def send_round(name: str) -> None:
 def produce() -> None:
     """Send round after round until somebody says stop."""
     for n in itertools.count():
+        while backlog() > MANY and not STOP.exists():
+            time.sleep(PAUSE)
         if STOP.exists():
             return
         send_round(f"{VERSION}{n}")
         time.sleep(PAUSE)
+
+
+def backlog() -> int:
+    """The number of messages in the queue, with the delayed ones."""
+    return sum(broker.client.hlen(f"{QUEUE}:{name}.msgs") for name in (QUEUE, dq_name(QUEUE)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -17,7 +18,9 @@ from redis.retry import Retry as RedisRetry
 
 from ojs_bridge import Bridge
 from ojs_bridge.dramatiq import receiving
-from ojs_bridge.dramatiq.on_redis import Hands
+from ojs_bridge.dramatiq.consumer import wrap
+from ojs_bridge.dramatiq.on_redis import Hands, present
+from ojs_bridge.engine.presence import Dead, present_key
 from ojs_bridge.store import Grant, Reservation
 from tests.on_dramatiq.fleet import QUICK, Fleet, Heard, Sent
 from tests.servers import Valkey, eventually
@@ -75,11 +78,28 @@ def test_a_later_run_that_succeeds_is_remembered(make: Callable[..., Fleet]) -> 
     assert [grant(fleet, job, fence) for fence in (0, 1)] == [Grant.SETTLED] * 2
 
 
+def test_a_fork_does_not_share_what_it_fetches_with_the_process_that_made_its_broker(valkey: Valkey) -> None:
+    """One would take the other's messages for strays, and give them back while they run."""
+    broker, fork = RedisBroker(url=valkey.url, middleware=[]), multiprocessing.get_context("fork")
+    made_as, names = broker.broker_id, fork.SimpleQueue()
+
+    def boot() -> None:
+        wrap(broker)
+        names.put(broker.broker_id)
+
+    forks = [fork.Process(target=boot) for _ in range(2)]
+    for each in forks:
+        each.start()
+    for each in forks:
+        each.join()
+    assert len({made_as, names.get(), names.get()}) == 3
+
+
 def test_a_run_whose_message_another_worker_has_got_is_remembered(make: Callable[..., Fleet]) -> None:
     fleet = make()
-    acks = f"{fleet.queue}:__acks__.{fleet.broker.broker_id}.{fleet.queue}"
 
     def is_taken_away(n: int) -> None:
+        acks = f"{fleet.queue}:__acks__.{fleet.broker.broker_id}.{fleet.queue}"
         assert fleet.broker.client.srem(acks, job.runs[0].options["redis_message_id"]) == 1
 
     job = fleet.send(fleet.actor(is_taken_away))
@@ -172,6 +192,49 @@ def test_a_redis_that_dies_before_the_acknowledgement_gets_it_when_it_is_back(
         assert len(job.runs) == 1
         assert fleet.heard.types(job.id) == ["job.started", "job.completed"]
         assert grant(fleet, job) is Grant.SETTLED
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_thread_leaves_its_acknowledgement_to_the_one_that_sends_and_none_is_lost_with_redis(
+    unique: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stored: bool
+) -> None:
+    """Redis stands still, and one thread waits for it. The other ends all that the worker has fetched.
+
+    With a store, all of them are settled before they are acknowledged.
+    """
+    store = {"store": f"sqlite:///{tmp_path}/ojs.db"} if stored else {}
+    monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.1)
+    monkeypatch.setattr("dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS", 0.1)
+    with Valkey() as server:
+        client = redis.Redis.from_url(server.url, retry=RedisRetry(NoBackoff(), 0))
+        fleet, begin = Fleet(RedisBroker(client=client), unique, **store), threading.Event()
+        actor = fleet.actor(lambda n: begin.wait(60))
+        jobs = [fleet.send(actor) for _ in range(4)]
+        with fleet.working(threads=2):
+            held = f"dramatiq:__acks__.{fleet.broker.broker_id}.{unique}"
+            eventually(lambda: client.scard(held) == len(jobs), what="all messages")
+            client.client_pause(60_000, all=False)
+            begin.set()
+            eventually(lambda: all(job.runs for job in jobs), seconds=30, what="every job")
+            server.kill()
+            server.start()
+            assert not stored or all(grant(fleet, job) is Grant.SETTLED for job in jobs[1:])
+            eventually(lambda: fleet.left() == 0)
+        assert [len(job.runs) for job in jobs] == [1] * 4
+        assert not stored or all(grant(fleet, job) is Grant.SETTLED for job in jobs)
+
+
+def test_a_worker_that_has_said_that_it_lives_keeps_its_messages(valkey: Valkey, unique: str) -> None:
+    """It was silent when another one looked, and spoke before its messages went back."""
+    slow = RedisBroker(url=valkey.url, namespace=unique)
+    fleet = Fleet(RedisBroker(url=valkey.url, namespace=unique), unique)
+    fleet.send(fleet.actor(lambda n: None))
+    assert len(slow.do_fetch(unique, 1)) == 1
+    here = present(fleet.broker, fleet.bridge.engine.reservations, lambda: [unique])
+    here.stop()
+    slow.client.zadd(present_key(f"{unique}:"), {slow.broker_id: 2.5})
+    assert here._give_back(Dead(slow.broker_id, [unique], 1.5)) == 0
+    assert here._give_back(Dead(slow.broker_id, [unique], 2.5)) == 1
 
 
 def test_a_store_that_may_not_touch_the_broker_s_keys_settles_by_itself(valkey: Valkey, unique: str) -> None:

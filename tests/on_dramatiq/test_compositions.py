@@ -32,7 +32,6 @@ def expected() -> Mapping[str, tuple[int, int]]:
     return wanted
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", ["redis", "rabbitmq"])
 def test_what_should_follow_follows(
     kind: str, request: pytest.FixtureRequest, valkey: Valkey, unique: str, tmp_path: Path

@@ -13,7 +13,7 @@ from dramatiq.middleware import TimeLimit
 
 from ojs_bridge import StorageRetry
 from ojs_bridge.dramatiq import consumer, publishing
-from ojs_bridge.engine import waiting
+from ojs_bridge.engine import storage_retry
 from tests.on_dramatiq.fleet import QUICK, Fleet
 from tests.servers import RabbitMQ, Valkey, eventually
 
@@ -28,7 +28,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the pauses that Dramatiq and the bridge make in an outage."""
     monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.1)
     monkeypatch.setattr(consumer, "HOLD_SECONDS", 0.05)
-    monkeypatch.setattr(waiting, "MOST", 0.2)
+    monkeypatch.setattr(storage_retry, "MOST", 0.2)
 
 
 class Limited(RabbitmqBroker):

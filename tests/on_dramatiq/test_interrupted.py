@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import dramatiq
 import pytest
+from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.middleware import Interrupt, Middleware, Shutdown
 
 from ojs_bridge import Bridge, open_store
 from ojs_bridge.dramatiq import OJSRetries, consumer
+from ojs_bridge.engine.presence import LOOK_SECONDS
 from tests.on_dramatiq.fleet import QUICK, Fleet, Heard, left_in
-from tests.servers import eventually
+from tests.servers import Valkey, eventually
 
 
 class Striking(Middleware):
@@ -98,3 +103,26 @@ def test_a_job_whose_begin_is_interrupted_has_used_no_attempt(
     with fleet.working(threads=1):
         assert fleet.end(job).type == "job.completed"
     assert len(job.runs) == 1
+
+
+def test_a_worker_is_present_while_a_job_outlasts_its_stop(valkey: Valkey) -> None:
+    """Else another worker would give back its message after 4 s, and without a store run it beside it."""
+    broker = RedisBroker(url=valkey.url, namespace=f"t{uuid4().hex[:10]}", middleware=[])
+    broker.add_middleware(OJSRetries(Bridge()))
+    begun, over = threading.Event(), threading.Event()
+
+    @dramatiq.actor(broker=broker)
+    def outlasts() -> None:
+        begun.set()
+        over.wait()
+
+    worker = dramatiq.Worker(broker, worker_threads=1, worker_timeout=100)
+    worker.start()
+    outlasts.send()
+    assert begun.wait(20)
+    channel = f"{broker.namespace}:_ojs.worker.{broker.broker_id}"
+    eventually(lambda: broker.client.pubsub_numsub(channel)[0][1] == 1, what="its presence")
+    worker.stop(timeout=100)
+    time.sleep(2.5 * LOOK_SECONDS)
+    assert broker.client.pubsub_numsub(channel)[0][1] == 1
+    over.set()

@@ -19,10 +19,11 @@ from dramatiq.middleware import AsyncIO, GroupCallbacks, Middleware, Retries, Sh
 from dramatiq.rate_limits.backends import StubBackend as StubLimits
 from dramatiq.results import ResultFailure, Results
 from dramatiq.results.backends import StubBackend
+from dramatiq.worker import WorkerThread
 
 from ojs_bridge import Bridge, DeadLetter, Discard, Retry, RetryPolicy, Snooze
 from ojs_bridge.dramatiq import OJSRetries, holding, install
-from ojs_bridge.dramatiq.native_options import options_as_policy
+from ojs_bridge.dramatiq.actors import options_as_policy
 from ojs_bridge.engine.layers import NativeJitter
 from ojs_bridge.rules.policy import LARGEST
 from tests.instrumentation.failing import Lingering
@@ -456,6 +457,24 @@ def test_a_time_limit_is_an_attempt_of_the_reserved_type(timing: Fleet) -> None:
     # The event of a failure comes after the publishing of its retry; the job may have ended by then.
     eventually(lambda: len(types_of(timing, job)) == 2)
     assert types_of(timing, job) == ["timeout", "timeout"]
+
+
+def test_a_job_starts_no_thread(stubbed: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to Python 3.11 a time limit may strike the thread that its job starts: both would hang."""
+    started: list[tuple[threading.Thread, str]] = []
+    start = threading.Thread.start
+
+    def noted(thread: threading.Thread) -> None:
+        started.append((threading.current_thread(), thread.name))
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", noted)
+    fleet = stubbed(settle_behind=True)
+    actor = fleet.actor(fails_once)
+    with fleet.working():
+        assert fleet.end(fleet.send(actor)).type == "job.completed"
+    assert {"ojs-events", "ojs-heartbeat", "ojs-rates", "ojs-settling"} <= {name for _, name in started}
+    assert [name for by, name in started if isinstance(by, WorkerThread)] == []
 
 
 def test_a_time_limit_that_strikes_in_an_instrument_is_the_jobs(timing: Fleet) -> None:

@@ -100,7 +100,7 @@ def test_what_is_given_back_as_redis_goes_away_is_not_taken_from_who_gets_it(
         raise redis.ConnectionError
 
     fleet.broker.do_requeue = answer_is_lost
-    delivery.mark(given, delivery.Exit.GIVE_BACK)
+    delivery.delivery_of(given).exit = delivery.Exit.GIVE_BACK
     with pytest.raises(ConnectionClosed):
         deliveries.ack(given)
     fleet.broker.do_requeue = requeue

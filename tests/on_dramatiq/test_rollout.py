@@ -20,7 +20,7 @@ import pytest
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import dq_name
 
-from ojs_bridge.store import LetterFilter
+from ojs_bridge.store import Filter
 from tests.on_dramatiq.application import Application, Process, end
 from tests.on_dramatiq.fleet import dead_messages, left_in
 from tests.servers import Valkey, eventually
@@ -128,9 +128,7 @@ class Rollout:
         """The number of ends of each job: in its own note, in a dead queue or in the store."""
         native = [message.args[0] for message in dead_messages(self.broker, self.queue)]
         store = self.application.store
-        kept = [
-            letter.reading.args[0] for letter in store.list(LetterFilter(), limit=1000, cursor=None).letters
-        ]
+        kept = [letter.reading.args[0] for letter in store.list(Filter(), limit=1000, cursor=None).letters]
         return Counter([*(word for (word,) in self.lines("end")), *native, *kept])
 
     def left(self) -> int:
@@ -190,7 +188,7 @@ def test_a_fleet_rolls_out_and_back(rollout: Rollout) -> None:
     assert store.count_parked() == 0
 
     rollout.stop.touch()
-    assert [producer.wait(30) for producer in producers] == [0, 0]
+    assert [producer.wait(90) for producer in producers] == [0, 0]
     rollout.reach(lambda: rollout.left() == 0, "an empty queue")
     check(rollout.runs(), rollout.sent())
     assert rollout.ended() == dict.fromkeys(rollout.sent(), 1)
@@ -200,7 +198,7 @@ def kill(worker: Process) -> None:
     """End a worker that has nothing to do any more, with all its processes."""
     with suppress(ProcessLookupError):
         os.killpg(worker.pid, signal.SIGKILL)
-    worker.wait(30)
+    worker.wait(90)
 
 
 def check(runs: dict[str, list[Ran]], sent: set[str]) -> None:

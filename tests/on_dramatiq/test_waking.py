@@ -8,6 +8,8 @@ from typing import Any
 import dramatiq
 import pytest
 
+from ojs_bridge.dramatiq import receiving
+from ojs_bridge.dramatiq.compat import consumer_of_thread
 from tests.on_dramatiq.fleet import Fleet
 from tests.servers import eventually
 
@@ -63,3 +65,35 @@ def test_a_retry_due_soon_overtakes_those_that_are_due_late(broker: dramatiq.Bro
         fleet.end(waiting)
     assert job.gaps[0] < LATE
     assert waiting.gaps[0] >= 3
+
+
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+def test_a_worker_with_its_hands_full_fetches_again_when_half_of_them_are_free(
+    broker: dramatiq.Broker, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long its consumer would sleep for want of room, its threads do not run dry."""
+    monkeypatch.setattr(receiving, "_pause_after", lambda *_: 5_000)
+    fleet = Fleet(broker, unique)
+    actor = fleet.actor(lambda n: None)
+    jobs = [fleet.send(actor) for _ in range(100)]
+    with fleet.working(threads=2):
+        eventually(lambda: all(job.runs for job in jobs), seconds=25, what="every job")
+        eventually(lambda: fleet.left() == 0)
+
+
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+def test_a_worker_that_shuts_down_sleeps_between_its_looks(
+    broker: dramatiq.Broker, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fetches nothing more; a consumer that span would take the processor from the jobs that end."""
+    looks: list[None] = []
+    monkeypatch.setattr(receiving, "_pause_after", lambda *_: looks.append(None) or 100)
+    fleet = Fleet(broker, unique)
+    fleet.declare(lambda: None)
+    with fleet.working(threads=2) as worker:
+        eventually(lambda: consumer_of_thread(worker.consumers[unique]) is not None, what="a consumer")
+        consumer_of_thread(worker.consumers[unique]).stop_fetching()
+        eventually(lambda: len(looks) > 2)
+        looks.clear()
+        time.sleep(1)
+        assert len(looks) < 100

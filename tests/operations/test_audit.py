@@ -60,7 +60,7 @@ def test_each_action_is_a_record(fleet: Lives) -> None:
     with acting(ANN):
         letters.retry("j-0", args=["secret"], queue="slow")
         letters.delete("j-1")
-        letters.retry_all(type="a", confirm=True)
+        letters.replay_all(type="a", confirm=True)
         letters.purge(type="b", confirm=True)
         letters.load(letters.export())
         letters.prune()
@@ -99,7 +99,7 @@ def test_a_bulk_operation_is_a_record_that_its_end_completes(
         bury(bridge, f"j-{n:02}")
     operations = bridge.operations
     with acting(ANN):
-        begun = operations.begin("retry", ids=[f"j-{n:02}" for n in range(25)])
+        begun = operations.begin("replay", ids=[f"j-{n:02}" for n in range(25)])
     [record] = records(bridge)
     assert told(record) == ("dead_letter.replay", "running", None)
     assert record.subject["operation"] == begun.id
@@ -299,6 +299,6 @@ def test_an_action_that_breaks_off_tells_how_far_it_came(fleet: Lives) -> None:
         bury(bridge, f"j-{n:02}", discarded_at=bridge.engine.now() - timedelta(seconds=60 - n))
     outbox.refuses["j-10"] = Unreachable("gone")
     with pytest.raises(Unreachable):
-        bridge.dead_letters.retry_all(confirm=True)
+        bridge.dead_letters.replay_all(confirm=True)
     [record] = bridge.audit.list(action="dead_letter.replay").records
     assert (record.outcome, record.count) == ("failed", 10)

@@ -25,12 +25,12 @@ from ojs_bridge import (
 )
 from ojs_bridge.engine.keeping import Fate, fate_kind
 from ojs_bridge.engine.layers import Layers
-from ojs_bridge.engine.ports import Override
-from ojs_bridge.engine.runs import Run
+from ojs_bridge.engine.runs import Override, Run
 from ojs_bridge.operations import bulk, operation
 from ojs_bridge.operations.operation import Jobs
 from ojs_bridge.rules.decision import DeadLettered, Decision
-from ojs_bridge.rules.job import Header, Job, decode, encode
+from ojs_bridge.rules.job import Header, Job, decode, encode, parse_time
+from ojs_bridge.store import Document
 from tests.lives import FRAMEWORK, Outbox, bridge_with_outbox
 from tests.operations.test_operating import bury
 from tests.servers import Valkey, eventually
@@ -95,7 +95,7 @@ class Running(Outbox):
         return decision
 
 
-@pytest.mark.parametrize("action", ["retry", "purge"])
+@pytest.mark.parametrize("action", ["replay", "purge"])
 def test_it_is_carried_out_and_listed(fleet: Lives, action: Any) -> None:
     bridge, outbox = fleet
     ids = bury_many(bridge, 30, type="a")
@@ -105,7 +105,7 @@ def test_it_is_carried_out_and_listed(fleet: Lives, action: Any) -> None:
     seen: list[int] = []
     ended = bridge.operations.run(begun, progress=lambda now: seen.append(now.matched))
     assert (ended.state, ended.succeeded, ended.failed, seen[-1]) == ("done", 30, 0, 30)
-    assert published(outbox) == (ids if action == "retry" else [])
+    assert published(outbox) == (ids if action == "replay" else [])
     assert left(bridge) == 1
     (listed,) = bridge.operations.list()
     assert listed == bridge.operations.get(begun.id) == ended
@@ -113,7 +113,7 @@ def test_it_is_carried_out_and_listed(fleet: Lives, action: Any) -> None:
     assert (told["kind"]["type"], told["state"], told["errors"]) == ("a", "done", [])
 
 
-@pytest.mark.parametrize("action", ["retry", "purge"])
+@pytest.mark.parametrize("action", ["replay", "purge"])
 def test_a_selection_is_a_single_operation(fleet: Lives, action: Any) -> None:
     """An id without a letter does not stop the others."""
     bridge, _ = fleet
@@ -122,11 +122,62 @@ def test_a_selection_is_a_single_operation(fleet: Lives, action: Any) -> None:
     assert (ended.state, ended.total, ended.succeeded, left(bridge)) == ("done", 16, 15, 5)
 
 
+def test_an_operation_of_the_version_before_is_taken_up(fleet: Lives) -> None:
+    """Its document is as 0.2.0 wrote it before the filter was a value."""
+    bridge, _ = fleet
+    bury_many(bridge, 5, type="a.b")
+    bury(bridge, "other", type="b")
+    keep(bridge, {"type": "a.*", "until": "2100-01-01T00:00:00.000Z", "text": "SLOW"})
+    (found,) = bridge.operations.list()
+    assert (found.state, found.kind["type"], found.where.text) == ("stopped", "a.*", "SLOW")
+    ended = bridge.operations.run(bridge.operations.resume(found.id))
+    assert (ended.state, ended.succeeded, left(bridge)) == ("done", 5, 1)
+
+
+def test_an_operation_with_a_field_of_a_newer_version_deletes_nothing(fleet: Lives) -> None:
+    """It is listed all the same. Without that field its filter would choose more."""
+    bridge, _ = fleet
+    bury_many(bridge, 5)
+    keep(bridge, {"attempts": 3})
+    (found,) = bridge.operations.list()
+    assert (found.state, found.kind) == ("stopped", {"attempts": 3})
+    with pytest.raises(ValueError, match=r"^attempts: 3: a filter of this version has no such field$"):
+        bridge.operations.run(bridge.operations.resume(found.id))
+    ended = bridge.operations.get(found.id)
+    assert (ended.state, ended.why[:8], left(bridge)) == ("failed", "attempts", 5)
+
+
+def keep(bridge: Bridge, kind: Any) -> None:
+    """Write a stopped purge as a worker of another version does."""
+    body = {
+        "id": "op-1662a3a1f346",
+        "action": "purge",
+        "state": "stopped",
+        "updated_at": "2026-11-25T16:39:38.287Z",
+        "kind": kind,
+        "ids": None,
+        "override": {},
+        "rate": None,
+        "stop_if_failing": None,
+        "total": None,
+        "matched": 0,
+        "succeeded": 0,
+        "failed": 0,
+        "errors": [],
+        "why": "",
+        "cursor": None,
+        "record": "act-6611c790f83e1-55bdc1",
+        "recorded": 0,
+    }
+    assert bridge.store is not None
+    bridge.store.write_document(Document("operation", body["id"], parse_time(body["updated_at"]), body, 1))
+
+
 def test_another_process_stops_it_and_a_third_goes_on(fleet: Lives, url: str) -> None:
     """Each letter is replayed once, and the numbers are those of both parts."""
     bridge, outbox = fleet
     ids = bury_many(bridge, 120)
-    begun = bridge.operations.begin("retry", rate=20)
+    begun = bridge.operations.begin("replay", rate=20)
     ended: list[Operation] = []
     runner = threading.Thread(target=lambda: ended.append(bridge.operations.run(begun)))
     runner.start()
@@ -154,7 +205,7 @@ def replay_until_killed(url: str, operation_id: str) -> None:
 def test_a_killed_process_leaves_it_interrupted(fleet: Lives, url: str, monkeypatch: Any) -> None:
     bridge, outbox = fleet
     bury_many(bridge, 60)
-    begun = bridge.operations.begin("retry", rate=10)
+    begun = bridge.operations.begin("replay", rate=10)
     runner = get_context("fork").Process(target=replay_until_killed, args=(url, begun.id))
     runner.start()
     eventually(lambda: bridge.operations.get(begun.id).succeeded > 0, what="some progress")
@@ -179,7 +230,7 @@ def test_two_processes_never_carry_it_out_together(fleet: Lives, monkeypatch: An
     """A process that stood still for long finds that another has taken its operation up."""
     bridge, outbox = fleet
     ids = bury_many(bridge, 40)
-    begun = bridge.operations.begin("retry")
+    begun = bridge.operations.begin("replay")
     monkeypatch.setattr(operation, "STALE", timedelta(0))
     monkeypatch.setattr(bulk, "SAVED", 0.0)
     resumed = bridge.operations.resume(begun.id)
@@ -194,7 +245,7 @@ def test_a_broker_that_is_away_ends_it(fleet: Lives) -> None:
     bridge, outbox = fleet
     bury_many(bridge, 30)
     outbox.raises = Unreachable("connection refused")
-    ended = bridge.operations.run(bridge.operations.begin("retry"))
+    ended = bridge.operations.run(bridge.operations.begin("replay"))
     assert (ended.state, ended.why, left(bridge)) == ("failed", "connection refused", 30)
     outbox.raises = None
     assert bridge.operations.run(bridge.operations.resume(ended.id)).succeeded == 30
@@ -205,7 +256,7 @@ def test_a_batch_that_is_broken_off_is_counted(fleet: Lives) -> None:
     bridge, outbox = fleet
     ids = bury_many(bridge, 30)
     outbox.refuses[ids[10]] = Unreachable("gone")
-    ended = bridge.operations.run(bridge.operations.begin("retry"))
+    ended = bridge.operations.run(bridge.operations.begin("replay"))
     assert (ended.state, ended.succeeded, left(bridge)) == ("failed", 10, 20)
     outbox.refuses.clear()
     done = bridge.operations.run(bridge.operations.resume(ended.id))
@@ -217,7 +268,7 @@ def test_what_has_failed_is_counted_once(fleet: Lives) -> None:
     bridge, outbox = fleet
     ids = bury_many(bridge, 30)
     outbox.refuses |= {ids[3]: ValueError("too long"), ids[25]: Unreachable("gone")}
-    ended = bridge.operations.run(bridge.operations.begin("retry", rate=10))
+    ended = bridge.operations.run(bridge.operations.begin("replay", rate=10))
     assert (ended.state, ended.succeeded, left(bridge)) == ("failed", 24, 6)
     del outbox.refuses[ids[25]]
     done = bridge.operations.run(replace(bridge.operations.resume(ended.id), rate=None))
@@ -228,7 +279,7 @@ def test_what_has_failed_is_counted_once(fleet: Lives) -> None:
 def test_a_slow_rate_does_not_spoil_the_list(fleet: Lives) -> None:
     """However slow it is."""
     bridge, _ = fleet
-    begun = bridge.operations.begin("retry", rate=1e-300)
+    begun = bridge.operations.begin("replay", rate=1e-300)
     assert [found.id for found in bridge.operations.list()] == [begun.id]
 
 
@@ -236,7 +287,7 @@ def test_an_interrupt_is_told_and_raised(fleet: Lives) -> None:
     bridge, outbox = fleet
     ids = bury_many(bridge, 30)
     outbox.refuses[ids[10]] = KeyboardInterrupt()
-    begun = bridge.operations.begin("retry", ids=ids)
+    begun = bridge.operations.begin("replay", ids=ids)
     with pytest.raises(KeyboardInterrupt):
         bridge.operations.run(begun)
     found = bridge.operations.get(begun.id)
@@ -248,7 +299,7 @@ def test_a_store_that_dies_under_it_loses_no_letter(monkeypatch: pytest.MonkeyPa
     with Valkey() as server:
         bridge, outbox = bridge_with_outbox(server.url, storage_retry=StorageRetry.disabled())
         ids = bury_many(bridge, 60)
-        begun = bridge.operations.begin("retry", rate=20)
+        begun = bridge.operations.begin("replay", rate=20)
         outbox.refuses[ids[30]] = KillsTheStore(server)
         with pytest.raises(StoreError):
             bridge.operations.run(begun)
@@ -280,7 +331,7 @@ def test_it_stops_when_the_replayed_jobs_die_again(fleet: Lives, monkeypatch: An
     bury_many(bridge, 200)
     monkeypatch.setattr(bulk, "LOOKED", 0.0)
     bridge.engine.context.publishers[FRAMEWORK] = Running(bridge)
-    ended = bridge.operations.run(bridge.operations.begin("retry", rate=20, stop_if_failing=0.5))
+    ended = bridge.operations.run(bridge.operations.begin("replay", rate=20, stop_if_failing=0.5))
     assert ended.state == "stopped"
     assert ended.why == "15 of the last 20 replayed jobs that have run have failed"
     assert ended.succeeded == 20
@@ -295,7 +346,7 @@ def test_it_stops_when_attempts_fail_whose_jobs_have_attempts_left(
     bury_many(bridge, 120)
     monkeypatch.setattr(bulk, "LOOKED", 0.0)
     bridge.engine.context.publishers[FRAMEWORK] = Running(bridge, attempts=9, takes=takes)
-    ended = bridge.operations.run(bridge.operations.begin("retry", rate=20, stop_if_failing=0.5))
+    ended = bridge.operations.run(bridge.operations.begin("replay", rate=20, stop_if_failing=0.5))
     assert (ended.state, ended.succeeded) == ("stopped", 20 + takes)
     assert told(bridge, ended) == Jobs(20 + takes, takes, 15, 5, 0, 0, 15)
 
@@ -305,7 +356,7 @@ def test_what_became_of_the_jobs(fleet: Lives) -> None:
     bridge, _ = fleet
     ids = bury_many(bridge, 12)
     outbox = bridge.engine.context.publishers[FRAMEWORK] = Running(bridge, attempts=2, takes=99)
-    begun = bridge.operations.begin("retry", ids=ids)
+    begun = bridge.operations.begin("replay", ids=ids)
     assert told(bridge, begun) == Jobs(0, 0, 0, 0, 0, 0, 0)
     done = bridge.operations.run(begun)
     assert told(bridge, done) == Jobs(12, 12, 0, 0, 0, 0, 0)
@@ -333,7 +384,7 @@ def test_a_job_that_is_replayed_alone_belongs_to_no_operation(fleet: Lives) -> N
     bridge, _ = fleet
     bury_many(bridge, 2)
     outbox = bridge.engine.context.publishers[FRAMEWORK] = Running(bridge)
-    done = bridge.operations.run(bridge.operations.begin("retry", ids=["j-001"]))
+    done = bridge.operations.run(bridge.operations.begin("replay", ids=["j-001"]))
     bridge.dead_letters.retry("j-001")
     bridge.dead_letters.retry("j-000")
     assert "operation" not in outbox.published[-1][1].state
@@ -346,7 +397,7 @@ def test_the_fates_of_an_operations_jobs_go_with_it(fleet: Lives, monkeypatch: A
     assert bridge.store is not None
     ids = bury_many(bridge, 3)
     bridge.engine.context.publishers[FRAMEWORK] = Running(bridge)
-    done = bridge.operations.run(bridge.operations.begin("retry", ids=ids))
+    done = bridge.operations.run(bridge.operations.begin("replay", ids=ids))
     kinds = [fate_kind(done.id, fate) for fate in get_args(Fate)]
     assert sum(bridge.store.count_documents(kinds).values()) == 3 + 1 + 2 + 2
     monkeypatch.setattr(operation, "KEPT", timedelta(seconds=-1))
@@ -359,7 +410,7 @@ def test_the_numbers_of_the_audit_add_up(fleet: Lives, monkeypatch: Any) -> None
     bridge, outbox = fleet
     ids = bury_many(bridge, 30)
     outbox.refuses[ids[10]] = Unreachable("gone")
-    first = bridge.operations.run(bridge.operations.begin("retry"))
+    first = bridge.operations.run(bridge.operations.begin("replay"))
     outbox.refuses[ids[17]] = outbox.refuses.pop(ids[10])
     second = bridge.operations.run(bridge.operations.resume(first.id))
     outbox.refuses.clear()
@@ -391,14 +442,14 @@ def test_jobs_that_succeed_stop_nothing(fleet: Lives, monkeypatch: Any) -> None:
     bury_many(bridge, 60)
     monkeypatch.setattr(bulk, "LOOKED", 0.0)
     bridge.engine.context.publishers[FRAMEWORK] = Running(bridge, each=1)
-    ended = bridge.operations.run(bridge.operations.begin("retry", rate=1000, stop_if_failing=0.0))
+    ended = bridge.operations.run(bridge.operations.begin("replay", rate=1000, stop_if_failing=0.0))
     assert (ended.state, told(bridge, ended).succeeded) == ("done", 60)
 
 
 def test_an_override_goes_to_all_and_shows_no_argument(fleet: Lives) -> None:
     bridge, outbox = fleet
     bury_many(bridge, 3)
-    begun = bridge.operations.begin("retry", override={"queue": "slow", "args": ["secret"]})
+    begun = bridge.operations.begin("replay", override={"queue": "slow", "args": ["secret"]})
     assert bridge.operations.run(bridge.operations.get(begun.id)).succeeded == 3
     assert {override.queue for override in outbox.overrides} == {"slow"}
     told = bridge.operations.get(begun.id).to_ojs()
@@ -406,10 +457,20 @@ def test_an_override_goes_to_all_and_shows_no_argument(fleet: Lives) -> None:
     assert "secret" not in str(told)
 
 
+def test_a_replay_is_called_retry_in_json_and_in_the_store(fleet: Lives) -> None:
+    """So the version before reads it, and this one reads what that version wrote."""
+    bridge, outbox = fleet
+    begun = bridge.operations.begin("retry", ids=bury_many(bridge, 2))
+    document = bridge.store.get_document(operation.KIND, begun.id)
+    assert (begun.action, begun.to_ojs()["action"], document.body["action"]) == ("replay", "retry", "retry")
+    ended = bridge.operations.run(bridge.operations.get(begun.id))
+    assert (ended.action, ended.succeeded, len(published(outbox))) == ("replay", 2, 2)
+
+
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({"action": "burn"}, "action: 'burn' must be one of retry, purge"),
+        ({"action": "burn"}, "action: 'burn' must be one of replay, purge"),
         ({"ids": []}, "ids: 0 of them; there must be 1 to 10000"),
         ({"ids": ["a"], "type": "b"}, "ids: filters go without them"),
         ({"rate": 0}, "rate: 0 must be a number of jobs a second above zero"),
@@ -424,7 +485,7 @@ def test_an_operation_that_cannot_be(fleet: Lives, asked: dict[str, Any], told: 
     bridge, _ = fleet
     begin: Callable[..., Operation] = bridge.operations.begin
     with pytest.raises(ValueError, match=f"^{told}"):
-        begin(**{"action": "retry", **asked})
+        begin(**{"action": "replay", **asked})
     assert bridge.operations.list() == ()
 
 

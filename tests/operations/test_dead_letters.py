@@ -13,7 +13,7 @@ import pytest
 from dramatiq.brokers.stub import StubBroker
 
 from ojs_bridge import Bridge, ConfigurationError, Event, Letter, LetterNotFound
-from ojs_bridge.engine.ports import Override
+from ojs_bridge.engine.runs import Override
 from ojs_bridge.rules.decision import DeadLettered
 from ojs_bridge.rules.job import Header
 from tests.lives import FRAMEWORK, KEEP, Outbox, attempt, bridge_with_outbox, delivered, live_and_die
@@ -78,7 +78,7 @@ def test_the_letters_of_one_job_id(url: str) -> None:
     bridge.dead_letters.delete("j-1~a")
     letter = bridge.dead_letters.get("j-1")
     assert (letter.id, letter.job_id) == ("j-1~b", "j-1")
-    assert bridge.dead_letters.retry_all(confirm=True).succeeded == 1
+    assert bridge.dead_letters.replay_all(confirm=True).succeeded == 1
     ((_, header),) = publisher.published
     assert (header.job.id, header.job.chain, bridge.dead_letters.list().letters) == ("j-1", "b", ())
 

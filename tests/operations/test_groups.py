@@ -151,7 +151,7 @@ def test_a_group_is_replayed_and_deleted_as_any_choice_of_letters(bridge: Bridge
     assert letters.purge(confirm=True, group=NO).succeeded == 2
     assert [*letters.export(group=NO)] == []
     assert letters.stats(group=GONE).total == 1
-    assert letters.retry_all(group=GONE).matched == 1
+    assert letters.replay_all(group=GONE).matched == 1
     assert sum(letters.timeline(group=GONE).counts) == 1
 
 

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from ojs_bridge import Bridge
 from ojs_bridge.operations import dead_letters
-from ojs_bridge.operations.indexing import Indexing
+from ojs_bridge.operations.groups import Indexing
 from ojs_bridge.store import Letter
 from tests.conftest import store_url
 from tests.operations.test_groups import store_of
@@ -95,7 +95,7 @@ def test_one_page_searches_many_indexed_letters(
     assert found(bridge, "A needle") == []
     indexing(bridge).work()
     assert found(bridge, "A needle") == ["needle"]
-    assert bridge.dead_letters.retry_all(text="a needle").matched == 1
+    assert bridge.dead_letters.replay_all(text="a needle").matched == 1
 
 
 def _raise(_name: str, _value: object) -> Any:

@@ -84,13 +84,13 @@ def at_each_line(fleet: Fleet, prepare: Callable[[], Callable[[], object]]) -> I
     assert line > 50
 
 
-@pytest.mark.parametrize("action", ["retry", "purge", "run", "cancel"])
+@pytest.mark.parametrize("action", ["replay", "purge", "run", "cancel"])
 def test_an_operation_goes_on_where_ctrl_c_ended_it(action: Any, fleet: Fleet) -> None:
     operations = fleet.bridge.operations
 
     def prepare() -> Callable[[], object]:
         for job in JOBS:
-            if action in ("retry", "purge"):
+            if action in ("replay", "purge"):
                 bury(fleet.bridge, job)
             else:
                 fleet.park(job)
@@ -98,14 +98,14 @@ def test_an_operation_goes_on_where_ctrl_c_ended_it(action: Any, fleet: Fleet) -
 
     for line in at_each_line(fleet, prepare):
         found = operations.list()[0]
-        if action == "retry":
+        if action == "replay":
             # Each letter is left, or its job was sent.
             left = len(fleet.bridge.dead_letters.list().letters)
             assert len(fleet.outbox.published) == len(JOBS) - left, line
         ended = found if found.state == "done" else operations.run(operations.resume(found.id))
         assert (ended.state, ended.succeeded, ended.failed) == ("done", len(JOBS), 0), line
         sent = [letter.id for letter, _ in fleet.outbox.published]
-        assert sorted(sent) == (JOBS if action == "retry" else []), line
+        assert sorted(sent) == (JOBS if action == "replay" else []), line
         assert not fleet.left or action == "run", line
 
 

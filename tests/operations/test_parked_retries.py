@@ -11,8 +11,7 @@ from datetime import timedelta
 import pytest
 
 from ojs_bridge import Bridge, ConfigurationError, Event, RetryNotFound, StorageRetry
-from ojs_bridge.engine.ports import Onward
-from ojs_bridge.engine.runs import Drop, Run
+from ojs_bridge.engine.runs import Drop, Onward, Run
 from ojs_bridge.engine.scheduler import BATCH
 from ojs_bridge.errors import Unpublishable, Unreachable
 from ojs_bridge.rules.decision import RetryAt

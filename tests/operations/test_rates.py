@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ojs_bridge import Bridge
+from ojs_bridge.engine import rates
 from ojs_bridge.engine.rates import MAX_COUNTS, OTHER, Rates, outcomes
 from ojs_bridge.operations.rates import MAX_TYPES, RateHistory, quantile
 from ojs_bridge.rules.decision import (
@@ -73,8 +74,8 @@ def counted(store: Store) -> Counter[tuple[str, str]]:
     return found
 
 
-def counting(store: Store, *, period: float = 60.0) -> Rates:
-    return Rates(store, lambda: datetime.now(timezone.utc), timedelta(minutes=1), period=period)
+def counting(store: Store) -> Rates:
+    return Rates(store, lambda: datetime.now(timezone.utc), timedelta(minutes=1))
 
 
 def test_runs_are_added_up(tmp_path: Path) -> None:
@@ -91,8 +92,9 @@ def test_runs_are_added_up(tmp_path: Path) -> None:
     assert counted(store) == {("charge", "completed"): 5}
 
 
-def test_a_forked_child_counts_its_own_runs(tmp_path: Path) -> None:
+def test_a_forked_child_counts_its_own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A child does not write what its parent has counted."""
+    monkeypatch.setattr(rates, "PERIOD", 60.0)
     store = open_store(f"sqlite:///{tmp_path}/ojs.db")
     counter = counting(store)
     counter.count(JOB, Complete(), 0)
@@ -107,11 +109,14 @@ def test_a_forked_child_counts_its_own_runs(tmp_path: Path) -> None:
     assert counted(store) == {("charge", "snoozed"): 1, ("charge", "completed"): 1}
 
 
-def test_counts_wait_for_a_store_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
+def test_counts_wait_for_a_store_that_is_away(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While the store is away, counts are kept, and one line of the log says so."""
     with Valkey() as server:
         store = open_store(server.url, patience=1)
-        counter = counting(store, period=0.1)
+        monkeypatch.setattr(rates, "PERIOD", 0.1)
+        counter = counting(store)
         server.stop()
         for _ in range(3):
             counter.count(JOB, Complete(), 0)
@@ -123,11 +128,14 @@ def test_counts_wait_for_a_store_that_is_away(caplog: pytest.LogCaptureFixture) 
     assert len(said) == 1
 
 
-def test_counts_whose_answer_is_lost_count_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_counts_whose_answer_is_lost_count_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A server that stood still takes up all that was asked of it meanwhile."""
     with Valkey() as server:
         store = open_store(server.url, patience=1)
-        counter = counting(store, period=0.1)
+        monkeypatch.setattr(rates, "PERIOD", 0.1)
+        counter = counting(store)
         counter.count(JOB, Complete(), 0)
         eventually(lambda: counted(store).total() == 1, what="the first run")
         os.kill(server.pid, signal.SIGSTOP)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ojs_bridge import Bridge, ConfigurationError, Event, Letter, Retention
 from ojs_bridge.engine.scheduler import reservation_at
 from ojs_bridge.operations.retention import PERIOD, Pruner, losses
-from ojs_bridge.store import LetterFilter, Store
+from ojs_bridge.store import Filter, Store
 from tests.conftest import store_url
 from tests.servers import eventually
 from tests.store.conftest import run
@@ -139,7 +139,7 @@ def test_letters_that_are_in_no_group_yet_go_by_their_age(kind: str, request: py
     run(url, "update ojs_dead_letters set fault = null where id like 'old-%'")
     assert bridge.dead_letters.prune() == 4
     assert len(ids(store)) == 10
-    assert store.group_sizes(LetterFilter()).keys() == {letter(type="bad.deploy").group}
+    assert store.group_sizes(Filter()).keys() == {letter(type="bad.deploy").group}
     run(url, "update ojs_dead_letters set fault = null")
     store.bury(letter("late", discarded_at=bridge.engine.now()))
     assert bridge.dead_letters.prune() == 1
@@ -203,7 +203,7 @@ def test_one_worker_of_a_fleet_prunes_at_a_time(url: str, monkeypatch: pytest.Mo
     store = fill(fleet[0], {f"j-{n}": 40 for n in range(700)})
     for bridge in fleet:
         bridge.start()
-    eventually(lambda: store.count(LetterFilter()) == 0, what="they were pruned")
+    eventually(lambda: store.count(Filter()) == 0, what="they were pruned")
     eventually(lambda: told, what="it was told")
     for bridge in fleet:
         bridge.stop()
@@ -245,6 +245,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "queues of queues": (
         lambda: Retention(queues={"a": Retention(queues={"b": Retention()})}),
         "retention: queues: 'a' must have a Retention of max_age and max_count alone",
+    ),
+    "an empty queue": (
+        lambda: Retention(queues={"": Retention()}),
+        "retention: queues: '' must be the name of a queue",
     ),
     "no queues": (lambda: Retention(queues=7), "retention: queues: 7 must map queues to a Retention"),  # type: ignore[arg-type]
     "no path": (lambda: Retention(archive=7), "retention: archive: 7 must be the path of a file"),  # type: ignore[arg-type]

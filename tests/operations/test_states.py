@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from ojs_bridge import Bridge, ConfigurationError, StoreError
-from ojs_bridge.store import ParkedFilter, Store
+from ojs_bridge.store import Filter, Store
 from tests.conftest import store_url
 from tests.store.test_parked import parked
 from tests.store.test_store import letter
@@ -59,7 +59,7 @@ def test_parked_retries_are_counted_by_queue_and_type(bridge: Bridge) -> None:
     assert bridge.retries.count() == 4
     assert bridge.retries.count(queue="mail") == 3
     assert bridge.retries.count(type="auth.*") == bridge.retries.count(queue="mail", type="auth.login") == 1
-    assert store.count_parked(ParkedFilter("mail", "billing.*")) == 2
+    assert store.count_parked(Filter("mail", "billing.*")) == 2
 
 
 def test_without_a_store_nobody_knows() -> None:

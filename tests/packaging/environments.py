@@ -102,7 +102,7 @@ class Environment:
                 yield log
             finally:
                 program.terminate()
-                program.wait(30)
+                program.wait(90)
 
     def first_jobs(self, framework: str) -> None:
         """Run a job that fails once and a job that dies, with a real worker."""

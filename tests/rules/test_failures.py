@@ -25,15 +25,20 @@ from ojs_bridge.rules.failures import (
     MAX_MESSAGE,
     MAX_TYPE,
     UNREADABLE,
+    DeadLetter,
+    Discard,
     ErrorMap,
+    Fail,
     Failure,
+    Response,
+    Retry,
+    Snooze,
     Snoozed,
     cut,
     outcome_of,
     plain_details,
 )
 from ojs_bridge.rules.job import Job, decode, entries_of
-from ojs_bridge.rules.responses import DeadLetter, Discard, Fail, Response, Retry, Snooze
 
 NOTHING = ErrorMap()
 CODES = {"RETRY", "DISCARD", "DEAD_LETTER", "FAIL"}
@@ -140,7 +145,7 @@ def test_an_unmapped_exception_is_named_by_module_and_class() -> None:
     """Non-retryable matching also tries the bare name."""
     assert failure_of(ValueError("no")) == Failure("builtins.ValueError", "no", alias="ValueError")
     failure = failure_of(Outer.Timeout())
-    assert failure.names == (f"{__name__}.Outer.Timeout", "Timeout")
+    assert (failure.type, failure.alias) == (f"{__name__}.Outer.Timeout", "Timeout")
 
 
 def test_the_nearest_class_decides() -> None:
@@ -170,7 +175,8 @@ def test_a_map_may_bring_a_response_code() -> None:
 
 def test_a_mapped_exception_has_no_second_name() -> None:
     """An owner who gives an exception another name means it."""
-    assert failure_of(ValueError(), ErrorMap({ValueError: "validation.any"})).names == ("validation.any",)
+    failure = failure_of(ValueError(), ErrorMap({ValueError: "validation.any"}))
+    assert (failure.type, failure.alias) == ("validation.any", None)
 
 
 def test_a_later_map_wins() -> None:

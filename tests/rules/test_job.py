@@ -1,6 +1,7 @@
 """A job's retry state and its wire form, the `ojs` header (spec section 10)."""
 
 import json
+import random
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -10,11 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ojs_bridge.errors import InvalidState
+from ojs_bridge.rules.decision import SnoozeUntil, decide
 from ojs_bridge.rules.failures import (
     MAX_DETAILS,
     MAX_MESSAGE,
     ErrorMap,
+    Fail,
     Failure,
+    Snoozed,
     outcome_of,
     safe_repr,
     sound_json,
@@ -27,14 +31,13 @@ from ojs_bridge.rules.job import (
     MIN_HISTORY,
     ErrorEntry,
     Job,
-    ceil_to_millisecond,
     decode,
     decoded,
     encode,
     format_time,
     parse_time,
 )
-from ojs_bridge.rules.responses import Fail
+from ojs_bridge.rules.policy import RetryPolicy
 
 NOW = datetime(2026, 11, 21, 10, 0, 2, tzinfo=timezone.utc)
 BARE = Job(id="j-1", type="billing.charge", queue="default")
@@ -477,7 +480,9 @@ def test_times_that_others_write(text: str) -> None:
 @given(st.datetimes(max_value=datetime.max.replace(microsecond=999_000), timezones=st.just(timezone.utc)))
 def test_rounding_up_is_never_early_and_survives_the_wire(at: datetime) -> None:
     """The time moves by less than a millisecond."""
-    rounded = ceil_to_millisecond(at)
+    decision = decide(RetryPolicy(), BARE, Snoozed(timedelta(0)), now=at, rng=random)
+    assert isinstance(decision, SnoozeUntil)
+    rounded = decision.at
     assert timedelta(0) <= rounded - at < timedelta(milliseconds=1)
     assert parse_time(format_time(rounded)) == rounded
 

@@ -37,6 +37,14 @@ class Proxy:
             self._carried.clear()
             return len(self._silenced)
 
+    def end_silenced(self) -> None:
+        """End silenced connections on both sides, as a server does that hears nothing from the other."""
+        with self._lock:
+            silenced, self._silenced = self._silenced, []
+        for each in silenced:
+            with closing(each), suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
     def cut(self) -> None:
         """End the connections of this moment, and refuse new ones until `mend`."""
         with self._lock:

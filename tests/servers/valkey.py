@@ -29,17 +29,19 @@ class Valkey(Server):
             "save": "",
             **self._options,
         }
-        self._spawn([_binary(), *(word for name, value in options.items() for word in (f"--{name}", value))])
+        self._spawn([binary(), *(word for name, value in options.items() for word in (f"--{name}", value))])
 
     def _answers(self) -> bool:
         try:
             with redis.Redis.from_url(self.url) as client:
+                client.ping()  # it answers INFO while it still loads
                 return bool(client.info("server")["process_id"] == self.pid)
         except (redis.ConnectionError, redis.BusyLoadingError):
             return False
 
 
-def _binary() -> str:
+def binary() -> str:
+    """Return the path of the server's program."""
     try:
         return str(get_binary_path())
     except ValkeyBinaryNotFoundError as error:

@@ -24,5 +24,5 @@ def in_processes(count: int, work: Callable[..., Any], *args: Any) -> list[Any]:
         process.start()
     found = [results.get() for _ in processes]
     for process in processes:
-        process.join(30)
+        process.join(90)
     return found

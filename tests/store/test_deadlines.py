@@ -205,7 +205,7 @@ def test_what_a_url_says_of_time_counts(url: str) -> None:
         given = store.database._quick.dialect.create_connect_args(store.database._quick.url)[1]
         assert [given[name] for name in ("connect_timeout", "tcp_user_timeout")] == ["7", "70"]
     else:
-        assert store.server._address["socket_timeout"] == 7
+        assert store.server._topology.options["socket_timeout"] == 7
 
 
 @contextmanager

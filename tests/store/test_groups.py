@@ -12,8 +12,8 @@ import sqlalchemy as sa
 
 from ojs_bridge import StoreError, open_store
 from ojs_bridge.rules.fingerprint import fingerprint
-from ojs_bridge.store import Group, Letter, LetterFilter, Store
-from ojs_bridge.store.records import group_number, group_of_number, letter_to_json, to_ms
+from ojs_bridge.store import Filter, Group, GroupPage, Letter, Store
+from ojs_bridge.store.records import group_number, group_of_number, to_json, to_ms
 from ojs_bridge.store.redis import RedisStore
 from ojs_bridge.store.redis.index import LOT
 from ojs_bridge.store.redis.server import Word
@@ -50,10 +50,10 @@ USER, NO = of_type("billing.charge", "user 1 is slow"), of_type("t.a", "no 1")
 GONE = of_type("billing.charge", "gone")
 
 
-def groups(store: Store, where: LetterFilter | None = None, **asked: Any) -> list[Group]:
+def groups(store: Store, where: Filter | None = None, **asked: Any) -> list[Group]:
     """The groups of a store."""
     given: dict[str, Any] = {"order": "last", "but": (), "times": TIMES, "limit": 9, "offset": 0, **asked}
-    return store.groups(where or LetterFilter(), **given)
+    return store.groups(where or Filter(), GroupPage(**given))
 
 
 def names(found: Sequence[Group]) -> list[str]:
@@ -95,8 +95,16 @@ def test_many_groups_are_found_in_another_way(
     open_store(sql_url, "other").bury(died("z", 9, "elsewhere"))
     assert names(groups(store)) == [USER, GONE, NO]
     assert names(groups(store, offset=1, limit=1)) == [GONE]
-    assert names(groups(store, LetterFilter(until=NOW + 3 * HOUR))) == [GONE, NO, USER]
-    assert [group.count for group in groups(store, LetterFilter(since=NOW + HOUR), but=[GONE])] == [2, 2]
+    assert names(groups(store, Filter(until=NOW + 3 * HOUR))) == [GONE, NO, USER]
+    assert [group.count for group in groups(store, Filter(since=NOW + HOUR), but=[GONE])] == [2, 2]
+
+
+def test_a_group_of_some_kind_names_all_that_its_letters_touch(store: Store) -> None:
+    """One reading of the letters of that kind tells all about their groups."""
+    new = [died(f"a{n}", 1, f"user {n} is slow", queue="q2") for n in range(150)]
+    store.bury_all([died("a", 0, "user 1 is slow", queue="q1"), *new, died("b", 0, "no 1", type="t.a")])
+    [user] = groups(store, Filter(type="billing.*"))
+    assert (user.queues, user.count, user.deaths) == (("q2", "q1"), 151, (1, 150, 0, 0))
 
 
 def test_letters_before_and_after_the_times_count(store: Store) -> None:
@@ -124,22 +132,22 @@ def test_groups_of_the_letters_that_a_filter_chooses(
 ) -> None:
     """Their counts are those of these letters."""
     fill(store)
-    found = groups(store, LetterFilter(**where))
+    found = groups(store, Filter(**where))
     assert {group.fingerprint: group.count for group in found} == counts
 
 
 def test_a_group_is_a_filter_as_any_other(store: Store) -> None:
     """Lists, counts and statistics know it."""
     fill(store)
-    where = LetterFilter(group=USER)
+    where = Filter(group=USER)
     assert ids(store, where) == ["a3", "a2", "a1"]
-    assert ids(store, LetterFilter(group=USER, queue="q1", until=NOW + HOUR)) == ["a1"]
+    assert ids(store, Filter(group=USER, queue="q1", until=NOW + HOUR)) == ["a1"]
     assert store.count(where) == 3
     assert store.stats(where).by_queue == {"q1": 2, "q2": 1}
     first = store.list(where, limit=2, cursor=None, oldest_first=True)
     second = store.list(where, limit=2, cursor=first.next_cursor, oldest_first=True)
     assert [each.id for each in (*first.letters, *second.letters)] == ["a1", "a2", "a3"]
-    assert ids(store, LetterFilter(group="0" * 16)) == []
+    assert ids(store, Filter(group="0" * 16)) == []
 
 
 def test_a_letter_leaves_its_group_with_its_last_error_and_with_the_store(store: Store) -> None:
@@ -147,12 +155,12 @@ def test_a_letter_leaves_its_group_with_its_last_error_and_with_the_store(store:
     fill(store)
     store.bury(died("a3", 3, "gone"))
     assert names(groups(store)) == [GONE, NO, USER]
-    assert store.prune(store.list(LetterFilter(group=NO), limit=9, cursor=None).letters, now=NOW) == 2
+    assert store.prune(store.list(Filter(group=NO), limit=9, cursor=None).letters, now=NOW) == 2
     claimed = store.claim(["a1", "a2"], now=NOW, seconds=9)
     store.delete(["a1", "a2"], claimed.claim)
     [gone] = groups(store)
     assert (gone.fingerprint, gone.count, gone.deaths) == (GONE, 2, (0, 0, 1, 1))
-    assert store.count(LetterFilter(group=NO)) == store.count(LetterFilter(group=USER)) == 0
+    assert store.count(Filter(group=NO)) == store.count(Filter(group=USER)) == 0
 
 
 def test_a_fingerprint_that_was_kept_stays(store: Store) -> None:
@@ -160,19 +168,19 @@ def test_a_fingerprint_that_was_kept_stays(store: Store) -> None:
     store.bury(died("a", 0, fault="00000000000000ff"))
     store.bury(died("b", 0, fault="ff000000000000ff"))
     assert set(names(groups(store))) == {"00000000000000ff", "ff000000000000ff"}
-    assert ids(store, LetterFilter(group="ff000000000000ff")) == ["b"]
+    assert ids(store, Filter(group="ff000000000000ff")) == ["b"]
 
 
 def test_the_sizes_of_groups(store: Store) -> None:
     """By a filter, with the time of the newest letter."""
     fill(store)
-    assert store.group_sizes(LetterFilter()) == {
+    assert store.group_sizes(Filter()) == {
         USER: (3, NOW + 3.5 * HOUR), NO: (2, NOW + 1.5 * HOUR), GONE: (1, NOW + 2 * HOUR)
     }  # fmt: skip
-    assert store.group_sizes(LetterFilter(queue="q2", until=NOW + 1.5 * HOUR)) == {
+    assert store.group_sizes(Filter(queue="q2", until=NOW + 1.5 * HOUR)) == {
         USER: (1, NOW + HOUR), NO: (1, NOW + HOUR)
     }  # fmt: skip
-    assert store.group_sizes(LetterFilter(group=GONE)) == {GONE: (1, NOW + 2 * HOUR)}
+    assert store.group_sizes(Filter(group=GONE)) == {GONE: (1, NOW + 2 * HOUR)}
 
 
 def test_the_first_death_of_a_group_stays(store: Store) -> None:
@@ -180,7 +188,7 @@ def test_the_first_death_of_a_group_stays(store: Store) -> None:
     fill(store)
 
     def first_of(**where: Any) -> dict[str, int]:
-        found = groups(store, LetterFilter(**where))
+        found = groups(store, Filter(**where))
         return {group.fingerprint: round((group.first_at - NOW) / HOUR, 3) for group in found}
 
     assert first_of(since=NOW + HOUR / 2, queue="q2") == {USER: 0, NO: 1}
@@ -188,7 +196,7 @@ def test_the_first_death_of_a_group_stays(store: Store) -> None:
     store.delete(["a1", "b1"], claimed.claim)
     store.bury(died("c1", 4, "gone"))
     assert first_of() == {USER: 0, NO: 1, GONE: 2}
-    store.prune(store.list(LetterFilter(), limit=9, cursor=None).letters, now=NOW + 99 * HOUR)
+    store.prune(store.list(Filter(), limit=9, cursor=None).letters, now=NOW + 99 * HOUR)
     assert first_of() == {}
     store.bury(died("a9", 9, "user 9 is slow"))
     assert first_of() == {USER: 0}
@@ -199,7 +207,7 @@ def test_the_first_death_of_a_group_stays(store: Store) -> None:
 def test_the_first_death_of_a_group_without_letters_is_forgotten(store: Store) -> None:
     """A group that has letters keeps it, however old it is."""
     fill(store)
-    store.prune(store.list(LetterFilter(group=NO), limit=9, cursor=None).letters, now=NOW)
+    store.prune(store.list(Filter(group=NO), limit=9, cursor=None).letters, now=NOW)
     assert store.forget_groups(before=NOW + HOUR) == 0
     assert store.forget_groups(before=NOW + 9 * HOUR) == 1
     for n, message in enumerate(("user 9 is slow", "no 9")):
@@ -224,12 +232,18 @@ on conflict (namespace, id) do update set queue = excluded.queue, record = exclu
 """
 
 
+#: The indexes in the place of which this release has others.
+BEFORE = {f"ojs_dead_letters_{name}" for name in ("counted", "by_type", "by_error_type")}
+
+
 def as_before(url: str) -> None:
     """Take from an SQL store what the release before did not have, and give it what that release had."""
     run(
         url,
         "drop table ojs_groups",
         "drop index ojs_dead_letters_by_fault",
+        *(f"drop index ojs_dead_letters_{new}" for new in ("kinds", "types", "errors")),
+        *(f"create index {before} on ojs_dead_letters (namespace)" for before in BEFORE),
         "alter table ojs_dead_letters drop column fault",
         "alter table ojs_dead_letters add column fingerprint bigint",
         "create index ojs_dead_letters_grouped on ojs_dead_letters (namespace, fingerprint, discarded_ms)",
@@ -244,7 +258,7 @@ def bury_as_before(url: str, *letters: Letter) -> None:
         bury = sa.text(BURY.format(column=", fingerprint" * has, value=", 7" * has))
         for each in letters:
             row = {"id": each.id, "queue": each.queue, "ms": to_ms(each.discarded_at)}
-            record = {**json.loads(letter_to_json(each)), "fingerprint": "0000000000000007"}
+            record = {**json.loads(to_json(each)), "fingerprint": "0000000000000007"}
             del record["fault"]
             connection.execute(bury, {**row, "record": json.dumps(record)})
 
@@ -263,16 +277,18 @@ def test_letters_of_the_release_before_get_their_groups(sql_url: str) -> None:
     store.bury(died("d1", 0, "new"))
     bury_as_before(sql_url, died("a4", 0, "user 4 is slow"))
     assert names(groups(store)) == [of_type("billing.charge", "new")]
-    assert "ojs_dead_letters_by_fault" not in indexes(sql_url)
+    new = {f"ojs_dead_letters_{name}" for name in ("by_fault", "kinds", "types", "errors")}
+    assert not new & indexes(sql_url)
     assert sum(store.group_older()) == 7
     assert names(groups(store))[:3] == [USER, GONE, NO]
-    assert store.count(LetterFilter(group=USER)) == 4
-    assert "ojs_dead_letters_by_fault" in indexes(sql_url)
+    assert store.count(Filter(group=USER)) == 4
+    assert new < indexes(sql_url)
+    assert not BEFORE & indexes(sql_url)
     assert sum(store.group_older()) == 0
     assert {each.fingerprint: each.first_at for each in groups(store)}[USER] == NOW
 
 
-@pytest.mark.parametrize("look", [groups, lambda store: ids(store, LetterFilter(group=USER))])
+@pytest.mark.parametrize("look", [groups, lambda store: ids(store, Filter(group=USER))])
 def test_a_letter_that_the_release_before_has_replaced_leaves_its_old_group(
     sql_url: str, look: Callable[[Store], object]
 ) -> None:
@@ -281,8 +297,8 @@ def test_a_letter_that_the_release_before_has_replaced_leaves_its_old_group(
     fill(store)
     bury_as_before(sql_url, died("a3", 4, "something else"))
     look(store)
-    assert ids(store, LetterFilter(group=USER)) == ["a2", "a1"]
-    assert store.count(LetterFilter(group=USER)) == 2
+    assert ids(store, Filter(group=USER)) == ["a2", "a1"]
+    assert store.count(Filter(group=USER)) == 2
     assert sum(store.group_older()) == 1
     assert {group.fingerprint: group.count for group in groups(store)}[
         of_type("billing.charge", "something else")
@@ -348,8 +364,8 @@ def test_a_damaged_letter_stops_no_other(sql_url: str) -> None:
     with sa.create_engine(sql_url).begin() as connection:
         connection.execute(sa.text("update ojs_dead_letters set record = '{' where id = 'a1'"))
     assert sum(store.group_older()) == 2
-    assert store.count(LetterFilter(group=GONE)) == 1
-    assert store.count(LetterFilter(group=fingerprint("", "Unknown", ""))) == 1
+    assert store.count(Filter(group=GONE)) == 1
+    assert store.count(Filter(group=fingerprint("", "Unknown", ""))) == 1
 
 
 def test_a_long_transaction_stops_neither_new_nor_old_workers(postgres_url: str) -> None:
@@ -366,7 +382,7 @@ def test_a_long_transaction_stops_neither_new_nor_old_workers(postgres_url: str)
             groups(store)
         assert sum(store.group_older()) == 0
     assert sum(store.group_older()) == 8
-    assert store.count(LetterFilter(group=USER)) == 5
+    assert store.count(Filter(group=USER)) == 5
 
 
 def test_letters_are_buried_while_the_index_is_built(postgres_url: str) -> None:
@@ -414,7 +430,7 @@ def test_no_script_on_valkey_reads_many_kinds(valkey_url: str, monkeypatch: pyte
         (600, (0, 300, 0, 300)),
     ]
     assert store.stats().total == 1201
-    assert store.stats(LetterFilter(type="t1*")).total == store.count(LetterFilter(type="t1*")) == 312
+    assert store.stats(Filter(type="t1*")).total == store.count(Filter(type="t1*")) == 312
     assert max(asked) <= LOT + 2
 
 
@@ -434,8 +450,8 @@ def test_what_workers_of_the_release_before_do_on_valkey_is_put_right(valkey_url
     store.prune([gone], now=NOW + HOUR)
     for key, dump in zip(grouped, before, strict=True):
         store.server.ask("RESTORE", key, 0, dump, "REPLACE")
-    assert ids(store, LetterFilter(group=USER)) == ["a2", "a1"]
-    assert ids(store, LetterFilter(group=GONE)) == []
+    assert ids(store, Filter(group=USER)) == ["a2", "a1"]
+    assert ids(store, Filter(group=GONE)) == []
     assert sum(store.group_older()) == 1
     assert {group.fingerprint: group.count for group in groups(store)} == {GONE: 1, NO: 2, USER: 2}
     assert sum(store.group_older()) == 0
@@ -525,4 +541,4 @@ def test_a_damaged_letter_on_valkey_stops_no_other(redis_store: RedisStore) -> N
     redis_store.server.ask("HSET", redis_store.server.key("letters"), "a1", b"\xff")
     redis_store.server.ask("HDEL", redis_store.server.key("letters"), "b1")
     assert sum(redis_store.group_older()) == 6
-    assert redis_store.count(LetterFilter(group=fingerprint("", "Unknown", ""))) == 2
+    assert redis_store.count(Filter(group=fingerprint("", "Unknown", ""))) == 2

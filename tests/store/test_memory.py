@@ -9,12 +9,12 @@ import threading
 import pytest
 
 from ojs_bridge import StoreError, open_store
-from ojs_bridge.store import LetterFilter, Store
+from ojs_bridge.store import Filter, Store
 from tests.store.test_store import letter
 
 
 def ids(store: Store) -> set[str]:
-    return {kept.id for kept in store.list(LetterFilter(), limit=100, cursor=None).letters}
+    return {kept.id for kept in store.list(Filter(), limit=100, cursor=None).letters}
 
 
 def test_each_store_is_empty_at_first() -> None:
@@ -63,4 +63,4 @@ def test_it_forgets_all_when_it_is_closed() -> None:
     store.bury(letter("a"), None)
     store.close()
     with pytest.raises(StoreError, match="memory://"):
-        store.count(LetterFilter())
+        store.count(Filter())

@@ -12,7 +12,7 @@ import pytest
 
 from ojs_bridge import StoreError, open_store
 from ojs_bridge.store import Grant
-from ojs_bridge.store.protocol import LetterFilter
+from ojs_bridge.store.protocol import Filter
 from tests.servers import PgBouncer, Postgres, eventually
 from tests.store.test_parked import parked
 from tests.store.test_reservations import after, over, reserve
@@ -47,7 +47,7 @@ def use(url: str, client: int) -> list[str]:
             due = store.claim_due(f"f-{client}", now=after(1), until=after(61), limit=9)
             assert [each.id for each in due.retries] == [key]
             assert store.get(key) == letter(key)
-            found = [each.id for each in store.list(LetterFilter(), limit=200, cursor=None).letters]
+            found = [each.id for each in store.list(Filter(), limit=200, cursor=None).letters]
     return found
 
 

@@ -18,7 +18,7 @@ import pytest
 import redis
 
 from ojs_bridge import ConfigurationError, StoreError, open_store
-from ojs_bridge.store import Due, Grant, LetterFilter, Parked, ParkedFilter, Reservation, Settle, Store
+from ojs_bridge.store import Due, Filter, Grant, Parked, Reservation, Settle, Store
 from tests.servers import Valkey, eventually, free_port
 from tests.store.processes import in_processes
 from tests.store.test_store import entry, letter
@@ -102,10 +102,8 @@ def use_everything(store: Store) -> None:
     held = store.claim(["j-1"], now=NOW, seconds=60).claim
     assert held
     store.unclaim(["j-1"], held)
-    assert [
-        found.id for found in store.list(LetterFilter(type="bill?ng.*"), limit=5, cursor=None).letters
-    ] == []
-    assert len(store.list(LetterFilter(type="billing.*"), limit=5, cursor=None).letters) == 1
+    assert [found.id for found in store.list(Filter(type="bill?ng.*"), limit=5, cursor=None).letters] == []
+    assert len(store.list(Filter(type="billing.*"), limit=5, cursor=None).letters) == 1
     held = store.claim(["j-1"], now=NOW, seconds=60).claim
     assert held
     assert store.delete(["j-1"], held)
@@ -120,7 +118,7 @@ def use_everything(store: Store) -> None:
     assert store.reschedule(parked("j-2"), LATER)
     assert store.cancel_parked(parked("j-2"))
     assert store.get_parked("j-3") == parked("j-3")
-    assert store.list_parked(ParkedFilter(queue="default"), limit=5, cursor=None).retries == (parked("j-3"),)
+    assert store.list_parked(Filter(queue="default"), limit=5, cursor=None).retries == (parked("j-3"),)
     assert store.count_parked() == 1
     assert reserve(store, Reservation("k-3", 0)) is Grant.TAKEN
     assert store.release(Settle(Reservation("k-3", 0), "w-1", KEEP))
@@ -333,9 +331,9 @@ def test_a_retry_parked_again_for_the_same_moment_is_in_every_index(own: Store) 
     """The retry moves to another queue, and its entry in the index by time must stay."""
     own.park(parked(queue="first"))
     own.park(parked(queue="second"))
-    for where in (ParkedFilter(), ParkedFilter(queue="second")):
+    for where in (Filter(), Filter(queue="second")):
         assert own.list_parked(where, limit=5, cursor=None).retries == (parked(queue="second"),)
-    assert own.list_parked(ParkedFilter(queue="first"), limit=5, cursor=None).retries == ()
+    assert own.list_parked(Filter(queue="first"), limit=5, cursor=None).retries == ()
     assert claim_due(own).retries == (parked(queue="second"),)
 
 
@@ -414,9 +412,7 @@ def test_namespaces_that_look_alike_are_apart(own: Store, server: Valkey) -> Non
     names = ["a", "{a", "a}", "%7Ba", "a}:letters"]
     for name in names:
         open_store(server.url, name).bury(letter(name))
-    found = [
-        open_store(server.url, name).list(LetterFilter(), limit=9, cursor=None).letters for name in names
-    ]
+    found = [open_store(server.url, name).list(Filter(), limit=9, cursor=None).letters for name in names]
     assert [[letter.id for letter in letters] for letters in found] == [[name] for name in names]
 
 
@@ -427,7 +423,7 @@ def test_a_store_of_a_newer_version_is_refused(client: redis.Redis, server: Valk
     own.bury(letter())
     later = open_store(server.url)
     uses = (later.prepare, later.stats, later.count_parked, lambda: reserve(later), lambda: later.get("j-1"))
-    for use in (*uses, lambda: later.list(LetterFilter(type="a"), limit=1, cursor=None)):
+    for use in (*uses, lambda: later.list(Filter(type="a"), limit=1, cursor=None)):
         with pytest.raises(StoreError, match=r"^the store has schema 2, this ojs-bridge reads 1: update it$"):
             use()
 

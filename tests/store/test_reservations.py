@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
@@ -19,6 +20,7 @@ import pytest
 
 from ojs_bridge import open_store
 from ojs_bridge.store import Grant, Reservation, ReserveAnswer, Settle, Store
+from tests.servers import eventually
 from tests.store.processes import in_processes
 from tests.store.test_parked import parked
 from tests.store.test_store import AWKWARD, letter
@@ -202,6 +204,31 @@ def test_a_heartbeat_extends_what_its_holder_holds(store: Store) -> None:
     assert (found.grant, found.until, found.holder) == (HELD, after(300), FIRST)
     assert reserve(store, 1, key="another's", at=1).until == after(60)
     assert reserve(store, 2, key="moved on", at=1).until == after(60)
+
+
+def test_a_suspicion_grows_until_it_ends(store: Store) -> None:
+    """Its time begins with the first evidence, by the store's clock."""
+    assert store.suspect("family", gone=False) is None
+
+    def lasts(at_least: timedelta, *, gone: bool = False) -> bool:
+        suspected = store.suspect("family", gone=gone)
+        return suspected is not None and suspected >= at_least
+
+    assert lasts(timedelta(), gone=True)
+    eventually(lambda: lasts(timedelta(milliseconds=20)))
+    assert lasts(timedelta(milliseconds=20), gone=True)
+    assert store.suspect("other", gone=False) is None
+    store.clear("family")
+    assert store.suspect("family", gone=False) is None
+
+
+def test_an_old_suspicion_is_forgotten(sql_url: str) -> None:
+    """What nobody clears does not stay for ever; on Redis its key expires."""
+    with closing(open_store(sql_url)) as store:
+        store.suspect("family", gone=True)
+        for hours, stays in ((20, True), (25, False)):
+            store.expire_before(store.clock() + timedelta(hours=hours), limit=1)
+            assert (store.suspect("family", gone=False) is not None) is stays
 
 
 @pytest.mark.requirement("RET-13")
@@ -408,7 +435,7 @@ def test_what_a_killed_worker_leaves_behind(url: str, store: Store) -> None:
         while (last := receiver.recv()) < enough:
             pass
         os.kill(worker.pid or 0, signal.SIGKILL)
-        worker.join(30)
+        worker.join(90)
         while receiver.poll():
             last = receiver.recv()
         for key in (f"j-{n}" for n in range(last + 1)):

@@ -7,23 +7,23 @@ from datetime import timedelta
 
 import pytest
 
-from ojs_bridge.store import LetterFilter, Store
+from ojs_bridge.store import Filter, Store
 from tests.store.test_store import EVERYTHING, NOW, claim, ids, letter
 
 HOUR = timedelta(hours=1)
 #: what is asked for -> the hours, of the letters j-0 to j-5 which died an hour apart, that are found
-SPANS: dict[str, tuple[LetterFilter, list[int]]] = {
+SPANS: dict[str, tuple[Filter, list[int]]] = {
     "everything": (EVERYTHING, [0, 1, 2, 3, 4, 5]),
-    "since": (LetterFilter(since=NOW + 2 * HOUR), [2, 3, 4, 5]),
-    "until": (LetterFilter(until=NOW + 2 * HOUR), [0, 1]),
-    "both": (LetterFilter(since=NOW + HOUR, until=NOW + 3 * HOUR), [1, 2]),
-    "nothing": (LetterFilter(since=NOW + 3 * HOUR, until=NOW + HOUR), []),
-    "of a queue": (LetterFilter(queue="even", until=NOW + 4 * HOUR), [0, 2]),
-    "but one queue": (LetterFilter(but_queues=frozenset(["even"]), since=NOW + HOUR), [1, 3, 5]),
-    "but all queues": (LetterFilter(but_queues=frozenset(["even", "odd"])), []),
-    "a queue and not": (LetterFilter(queue="even", but_queues=frozenset(["even"])), []),
-    "of a type": (LetterFilter(type="billing.*", since=NOW + 4 * HOUR), [4, 5]),
-    "of no type": (LetterFilter(type="mail.*"), []),
+    "since": (Filter(since=NOW + 2 * HOUR), [2, 3, 4, 5]),
+    "until": (Filter(until=NOW + 2 * HOUR), [0, 1]),
+    "both": (Filter(since=NOW + HOUR, until=NOW + 3 * HOUR), [1, 2]),
+    "nothing": (Filter(since=NOW + 3 * HOUR, until=NOW + HOUR), []),
+    "of a queue": (Filter(queue="even", until=NOW + 4 * HOUR), [0, 2]),
+    "but one queue": (Filter(but_queues=frozenset(["even"]), since=NOW + HOUR), [1, 3, 5]),
+    "but all queues": (Filter(but_queues=frozenset(["even", "odd"])), []),
+    "a queue and not": (Filter(queue="even", but_queues=frozenset(["even"])), []),
+    "of a type": (Filter(type="billing.*", since=NOW + 4 * HOUR), [4, 5]),
+    "of no type": (Filter(type="mail.*"), []),
 }
 
 
@@ -38,7 +38,7 @@ def hourly(store: Store) -> Store:
 @pytest.mark.requirement("DLQ-006")
 @pytest.mark.parametrize(("where", "found"), SPANS.values(), ids=SPANS)
 @pytest.mark.parametrize("oldest_first", [False, True])
-def test_spans_of_time(hourly: Store, where: LetterFilter, found: list[int], oldest_first: bool) -> None:
+def test_spans_of_time(hourly: Store, where: Filter, found: list[int], oldest_first: bool) -> None:
     """A span can be listed in either order, page by page, and counted."""
     seen: list[str] = []
     cursor = None
@@ -56,10 +56,10 @@ def test_spans_of_time(hourly: Store, where: LetterFilter, found: list[int], old
 @pytest.mark.requirement("DLQ-004")
 def test_what_is_pruned_is_gone(hourly: Store) -> None:
     """A pruned letter is in no listing and in no count, and a second pruning finds nothing."""
-    doomed = hourly.list(LetterFilter(until=NOW + 4 * HOUR), limit=10, cursor=None).letters
+    doomed = hourly.list(Filter(until=NOW + 4 * HOUR), limit=10, cursor=None).letters
     assert hourly.prune(doomed, now=NOW) == 4
     assert ids(hourly) == ["j-5", "j-4"]
-    assert ids(hourly, LetterFilter(queue="even")) == ["j-4"]
+    assert ids(hourly, Filter(queue="even")) == ["j-4"]
     assert (hourly.stats().total, hourly.count(EVERYTHING)) == (2, 2)
     assert hourly.prune(doomed, now=NOW) == 0
 

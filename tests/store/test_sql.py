@@ -7,9 +7,11 @@ import os
 import random
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 
@@ -134,8 +136,9 @@ def test_a_store_of_version_1_is_raised(url_of_version_1: str) -> None:
     store.park(parked())
     assert reserve(store).grant is Grant.TAKEN
     assert found_versions(url_of_version_1) == [4]
+    assert sum(store.group_older()) == 1
     indexes = sa.inspect(sa.create_engine(url_of_version_1)).get_indexes("ojs_dead_letters")
-    assert {"ojs_dead_letters_by_error_type", "ojs_dead_letters_counted"} <= {i["name"] for i in indexes}
+    assert {"ojs_dead_letters_errors", "ojs_dead_letters_kinds"} <= {index["name"] for index in indexes}
 
 
 def test_many_processes_raise_a_store_at_once(url_of_version_1: str) -> None:
@@ -321,3 +324,33 @@ def test_what_no_index_can_hold_is_the_letters_own_fault(postgres_url: str) -> N
         store.bury(letter(type=long[0], queue=long[1], errors=({**letter().errors[0], "type": long[2]},)))
     store.bury(letter("another"))
     assert reserve(store).grant is Grant.TAKEN
+
+
+def test_a_reservation_is_written_by_the_driver_alone(sql_url: str) -> None:
+    """SQLAlchemy would take most of the time."""
+    store, asked = open_store(sql_url), list[str]()
+    store.prepare()
+    engine = store.database._quick  # type: ignore[attr-defined]
+    sa.event.listen(engine, "before_cursor_execute", lambda *args: asked.append(args[2]))
+    assert reserve(store).grant is Grant.TAKEN
+    assert store.settle(over())
+    assert asked == []
+    assert reserve(store).grant is Grant.SETTLED
+    assert asked
+
+
+def test_of_the_connections_that_a_server_has_ended_one_is_an_error(postgres_url: str) -> None:
+    """The others are replaced at once, before they have rested long enough to be tested."""
+    store = open_store(postgres_url)
+    store.prepare()
+    pool = store.database._quick.pool  # type: ignore[attr-defined]
+    with closing(psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True)) as other:
+        borrowed = [pool.connect() for _ in range(4)]
+        for each in borrowed:
+            each.close()
+        mine = "datname = current_database() and pid <> pg_backend_pid()"
+        other.execute(f"select pg_terminate_backend(pid, 9999) from pg_stat_activity where {mine}")
+    with pytest.raises(StoreError, match="terminat"):
+        reserve(store)
+    for n in range(4):
+        assert reserve(store, key=f"{n}").grant is Grant.TAKEN

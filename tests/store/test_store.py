@@ -18,11 +18,11 @@ import pytest
 
 from ojs_bridge import ConfigurationError, StoreError, open_store
 from ojs_bridge.rules.job import ErrorEntry
-from ojs_bridge.store import Claim, Letter, LetterFilter, Store, letter_from_json, letter_to_json
+from ojs_bridge.store import Claim, Filter, Letter, Store, from_json, to_json
 from tests.store.processes import in_processes
 
 NOW = datetime(2026, 11, 21, 10, 0, 2, 345_000, tzinfo=timezone.utc)
-EVERYTHING = LetterFilter()
+EVERYTHING = Filter()
 SECRET = "s3cr:t/p@ss"
 #: Texts that some databases cannot hold in a text column or in an index.
 AWKWARD = [
@@ -60,7 +60,7 @@ def letter(letter_id: str = "j-1", **fields: Any) -> Letter:
     return Letter(**{**known, **fields})
 
 
-def ids(store: Store, where: LetterFilter = EVERYTHING) -> list[str]:
+def ids(store: Store, where: Filter = EVERYTHING) -> list[str]:
     """The ids of the dead letters, as listed."""
     return [letter.id for letter in store.list(where, limit=1000, cursor=None).letters]
 
@@ -92,9 +92,9 @@ def delete(store: Store, letter_id: str) -> bool:
 
 def test_a_record_of_another_version_is_read() -> None:
     """A newer worker may write a field that this one does not know; an earlier worker wrote fewer fields."""
-    known = json.loads(letter_to_json(letter(key="k-1")))
-    assert letter_from_json(json.dumps({**known, "colour": "blue"})) == letter(key="k-1")
-    assert letter_from_json(json.dumps({n: x for n, x in known.items() if n != "key"})) == letter()
+    known = json.loads(to_json(letter(key="k-1")))
+    assert from_json(Letter, json.dumps({**known, "colour": "blue"})) == letter(key="k-1")
+    assert from_json(Letter, json.dumps({n: x for n, x in known.items() if n != "key"})) == letter()
 
 
 @pytest.mark.requirement("DLQ-002")
@@ -129,7 +129,7 @@ def test_no_text_is_too_awkward(store: Store, text: str) -> None:
     store.keep_errors(awkward.id, [(0, entry(message=text))])
     assert store.kept_errors(awkward.id) == [(0, entry(message=text))]
     if text:
-        for where in (LetterFilter(queue=text), LetterFilter(type=text), LetterFilter(error_type=text)):
+        for where in (Filter(queue=text), Filter(type=text), Filter(error_type=text)):
             assert ids(store, where) == [awkward.id]
     assert delete(store, awkward.id)
     assert store.get(awkward.id) is None
@@ -166,7 +166,7 @@ def test_a_job_that_dies_again_has_one_letter(store: Store) -> None:
     store.bury(letter(queue="first"))
     store.bury(letter(queue="second", discarded_at=NOW + timedelta(seconds=1)))
     assert ids(store) == ["j-1"]
-    assert ids(store, LetterFilter(queue="first")) == []
+    assert ids(store, Filter(queue="first")) == []
     assert store.get("j-1") == letter(queue="second", discarded_at=NOW + timedelta(seconds=1))
 
 
@@ -241,7 +241,6 @@ MATCHES = [
     ("*.expired", ["backslash", "brackets", "exact", "look-alike", "underscore", "upper"]),
     ("auth.*d*", ["deeper", "exact", "sibling"]),
     ("*\\*", ["backslash"]),
-    ("", []),
 ]
 
 
@@ -253,7 +252,7 @@ def test_filters_on_types(store: Store, field: str) -> None:
         known = {"type": value} if field == "type" else {"errors": (entry(1), entry(2, type=value))}
         store.bury(letter(name, **known))
     for pattern, names in MATCHES:
-        assert sorted(ids(store, LetterFilter(**{field: pattern}))) == names, pattern
+        assert sorted(ids(store, Filter(**{field: pattern}))) == names, pattern
 
 
 @pytest.mark.requirement("DLQ-006")
@@ -261,15 +260,15 @@ def test_filters_are_combined(store: Store) -> None:
     """A letter must match all filters; the name of a queue is matched whole."""
     for queue, type_, error in itertools.product(["q", "q.*", "q.r"], ["a.b", "a.c"], ["e.f", "e.g"]):
         store.bury(letter(f"{queue} {type_} {error}", queue=queue, type=type_, errors=(entry(type=error),)))
-    assert sorted(ids(store, LetterFilter("q", "a.*", "e.g"))) == ["q a.b e.g", "q a.c e.g"]
+    assert sorted(ids(store, Filter("q", "a.*", "e.g"))) == ["q a.b e.g", "q a.c e.g"]
     for where in (
-        LetterFilter("q.*"),
-        LetterFilter("q.*", "a.*"),
-        LetterFilter(but_queues=frozenset({"q", "q.r"})),
+        Filter("q.*"),
+        Filter("q.*", "a.*"),
+        Filter(but_queues=frozenset({"q", "q.r"})),
     ):
         assert (len(ids(store, where)), store.count(where)) == (4, 4)
-    assert ids(store, LetterFilter("*")) == []
-    assert ids(store, LetterFilter("q", "a.b", "e.*.*")) == []
+    assert ids(store, Filter("*")) == []
+    assert ids(store, Filter("q", "a.b", "e.*.*")) == []
 
 
 @pytest.mark.requirement("DLQ-006")
@@ -322,17 +321,17 @@ def test_stats(store: Store) -> None:
 @pytest.mark.parametrize(
     ("where", "found"),
     [
-        (LetterFilter(queue="q0"), [0, 2, 4]),
-        (LetterFilter(type="t.*"), [0, 1, 3, 4]),
-        (LetterFilter(error_type="auth.*", queue="q1"), [3]),
-        (LetterFilter(since=NOW + timedelta(hours=1), until=NOW + timedelta(hours=4)), [1, 2, 3]),
-        (LetterFilter(type="t.a", since=NOW + timedelta(milliseconds=1)), [3]),
-        (LetterFilter(but_queues=frozenset({"q0"})), [1, 3, 5]),
-        (LetterFilter(type="t.*", until=NOW), []),
-        (LetterFilter(queue="nowhere"), []),
+        (Filter(queue="q0"), [0, 2, 4]),
+        (Filter(type="t.*"), [0, 1, 3, 4]),
+        (Filter(error_type="auth.*", queue="q1"), [3]),
+        (Filter(since=NOW + timedelta(hours=1), until=NOW + timedelta(hours=4)), [1, 2, 3]),
+        (Filter(type="t.a", since=NOW + timedelta(milliseconds=1)), [3]),
+        (Filter(but_queues=frozenset({"q0"})), [1, 3, 5]),
+        (Filter(type="t.*", until=NOW), []),
+        (Filter(queue="nowhere"), []),
     ],
 )
-def test_stats_of_a_filter(store: Store, where: LetterFilter, found: list[int]) -> None:
+def test_stats_of_a_filter(store: Store, where: Filter, found: list[int]) -> None:
     """The counts, and the first and the last time, are those of the letters that a list finds."""
     for n in range(6):
         store.bury(
@@ -593,6 +592,13 @@ REFUSED = [
     ("oracle://u:{}@h/db", "store: 'oracle://***@h/db' is not a store that ojs-bridge knows: it takes "),
     ("sentinel://u:{}@h/db", "store: 'sentinel://***@h/db' is not a store that"),
     ("redis+socket:///s", "store: 'redis+socket:///s' is not a store that "),
+    ("redis+sentinel://u:p@h:26379", "store: 'redis+sentinel://***@h:26379': it names no master: write "),
+    ("redis+sentinel://u:{}@h/m", "store: 'redis+sentinel://***@h/m': write the password with %2F, "),
+    ("redis+sentinel://h/m/one?sentinel_password=s3cr", "store: 'redis+sentinel://h/m/one?sentinel_pas"),
+    ("rediss+sentinel://u:p@a,b:x/m", "store: 'rediss+sentinel://***@a,b:x/m': 'b:x' is not a host"),
+    ("redis+sentinel://h/m?nosuch=1", "store: 'redis+sentinel://h/m?nosuch=1' is not a Redis URL: "),
+    ("redis+cluster://u:p@a,,b", "store: 'redis+cluster://***@a,,b': '' is not a host"),
+    ("redis+cluster://u:p@h:1/2", "store: 'redis+cluster://***@h:1/2': database 2: a cluster has"),
     ("postgresql+nosuch://u:{}@h/db", "store: 'postgresql+nosuch://***@h/db' is not a store that "),
     ("postgresql+pg8000://u:{}@h/db", "store: the driver of 'postgresql+pg8000://***@h/db' is not installed"),
     ("postgresql+psycopg://u:{}@h:port/db", "store: 'postgresql+psycopg://***@h:port/db' is not a"),
@@ -612,7 +618,7 @@ def test_a_store_that_cannot_be_opened(url: str, message: str) -> None:
 
 
 HINTS = [
-    ("sentinel://h", "it does not ask a Sentinel"),
+    ("sentinel://h", "write redis+sentinel://host:26379,other:26379/mymaster"),
     ("redis+socket:///s", "unix:///path/to/redis.sock?db=0"),
     ("postgresql+nosuch://h/db", "no driver has the name 'postgresql+nosuch'"),
 ]

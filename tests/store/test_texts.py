@@ -16,7 +16,7 @@ from ojs_bridge import open_store
 from ojs_bridge.engine.redaction import Redactor
 from ojs_bridge.operations.letters import said, says
 from ojs_bridge.rules.fingerprint import fingerprint
-from ojs_bridge.store import LetterFilter, Store
+from ojs_bridge.store import Filter, Store
 from ojs_bridge.store.sql import letters as sql_letters
 from tests.store.conftest import grant_to, run
 from tests.store.test_groups import bury_as_before, died, groups
@@ -30,9 +30,7 @@ def found(store: Store, text: str, *, limit: int = 9, oldest_first: bool = False
     brought: list[str] = []
     cursor = None
     while True:
-        page = store.list(
-            LetterFilter(**where), limit=limit, cursor=cursor, oldest_first=oldest_first, text=text
-        )
+        page = store.list(Filter(**where, text=text), limit=limit, cursor=cursor, oldest_first=oldest_first)
         brought += [letter.id for letter in page.letters]
         cursor = page.next_cursor
         if cursor is None:
@@ -103,7 +101,7 @@ def test_a_letter_that_leaves_takes_its_text_along(sql_url: str) -> None:
     indexed(store)
     claimed = store.claim(["a"], now=NOW, seconds=9)
     assert store.delete(["a"], claimed.claim) == 1
-    assert store.prune(store.list(LetterFilter(), limit=1, cursor=None).letters, now=NOW)
+    assert store.prune(store.list(Filter(), limit=1, cursor=None).letters, now=NOW)
     assert [*texts_of(sql_url)] == ids(store) == ["b"]
 
 
@@ -131,7 +129,7 @@ def test_a_search_of_many_letters_is_many_short_ones(
     for n in range(11):
         store.bury(died(f"j-{n:02}", n // 3, "needle" if n in {0, 5, 6} else "hay"))
     assert indexed(store) == 11
-    first = store.list(LetterFilter(), limit=9, cursor=None, oldest_first=oldest_first, text="no such")
+    first = store.list(Filter(text="no such"), limit=9, cursor=None, oldest_first=oldest_first)
     assert (first.letters, first.next_cursor is None) == ((), False)
     wanted = ["j-00", "j-05", "j-06"]
     for limit in (1, 2, 9):
@@ -165,7 +163,7 @@ def test_a_role_that_may_not_use_the_index_uses_the_store(postgres_url: str, rol
     assert store.bury(died("a", 0, "needle again"))
     claimed = store.claim(["b"], now=NOW, seconds=9)
     assert store.delete(["b"], claimed.claim) == 1
-    assert store.prune(store.list(LetterFilter(), limit=1, cursor=None).letters, now=NOW)
+    assert store.prune(store.list(Filter(), limit=1, cursor=None).letters, now=NOW)
     assert found(store, "needle") == ids(store) == ["a"]
 
 

@@ -30,8 +30,8 @@ MOST = 20
 SETTLED = 1000
 #: A measured task is stopped after so many runs. One that has more runs is only read.
 LIMIT = 50
-#: A busy machine makes a wait look shorter by so many seconds.
-_SLACK = 0.1
+#: Frameworks and brokers round waits to milliseconds, and a broker's are rounded up.
+_SLACK = 0.01
 
 
 @dataclass(frozen=True, slots=True)

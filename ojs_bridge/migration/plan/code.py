@@ -162,7 +162,7 @@ def _package(module: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class OwnedFunction:
     """A function of a fleet, and the class that it is a method of, if it is one."""
 
     function: FunctionType
@@ -171,7 +171,7 @@ class Found:
 
 def functions_around(
     framework: str, functions: Iterable[FunctionType], things: Collection[object]
-) -> dict[str, list[Found]]:
+) -> dict[str, list[OwnedFunction]]:
     """Return by name the functions of the modules around a fleet.
 
     These are the modules of some functions, the modules that hold one of `things`, and the user's modules
@@ -181,7 +181,7 @@ def functions_around(
     ahead = [str(function.__globals__.get("__name__")) for function in functions]
     ahead += [name for name, module in [*sys.modules.items()] if not ids.isdisjoint(map(id, _values(module)))]
     seen: set[str] = set()
-    functions_by_name: dict[str, list[Found]] = {}
+    functions_by_name: dict[str, list[OwnedFunction]] = {}
     while ahead:
         name = ahead.pop()
         module = sys.modules.get(name)
@@ -216,14 +216,14 @@ def _module_of(value: object) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _functions_in(module: ModuleType) -> Iterator[tuple[str, Found]]:
+def _functions_in(module: ModuleType) -> Iterator[tuple[str, OwnedFunction]]:
     """Yield the functions that a module defines, and the names by which code may call them."""
     for name, value in [*vars(module).items()]:
         if not issubclass(type(value), type):
-            yield from ((name, Found(x)) for x in wrapped(value) if x.__module__ == module.__name__)
+            yield from ((name, OwnedFunction(x)) for x in wrapped(value) if x.__module__ == module.__name__)
         elif _module_of(value) == module.__name__:
             for method, function in methods(value):
-                yield (name if method.startswith("__") else method), Found(function, value)
+                yield (name if method.startswith("__") else method), OwnedFunction(function, value)
 
 
 def place(function: FunctionType, line: int = 0) -> str:
@@ -254,11 +254,11 @@ class Calls:
     method of that name.
     """
 
-    def __init__(self, functions: Mapping[str, list[Found]], common: Collection[str] = ()) -> None:
+    def __init__(self, functions: Mapping[str, list[OwnedFunction]], common: Collection[str] = ()) -> None:
         """Read functions by name. An attribute with a `common` name is none of them, unless it surely is."""
         self._named = functions
         self._common = common
-        self.functions = {one.function: one.owner for found in functions.values() for one in found}
+        self.functions = {one.function: one.owner for same_name in functions.values() for one in same_name}
         self.of = cache(self._of)
 
     def _of(self, function: FunctionType) -> list[tuple[Mention, list[FunctionType]]]:

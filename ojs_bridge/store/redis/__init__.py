@@ -20,4 +20,5 @@ class RedisStore(StoreOfParts):
         groups, reservations = RedisGroups(server, letters), RedisReservations(server)
         documents, rates = RedisDocuments(server), RedisRates(server)
         super().__init__(server, letters, groups, parked, reservations, documents, rates)
-        self.joint = reservations.joint
+        #: Settles many successes in one step.
+        self.settle_all = reservations.settle_all

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 
 from ..documents import BOUNDS, KEPT, SECONDS, Document, DocumentPage, Rate, Span, begun
-from ..records import document_from_json, from_ms, index_id, index_text, to_json, to_ms
+from ..records import from_json, from_ms, index_id, index_text, to_json, to_ms
 from .index import RedisIndex, entry_of, lots, moment, rows_of
 from .server import RedisServer, Word
 
@@ -32,19 +32,19 @@ class RedisDocuments:
 
     def get_document(self, kind: str, document_id: str) -> Document | None:
         """Return a document, or None."""
-        found = self._server.ask("HGET", self._documents, _field(kind, document_id))
-        return None if found is None else document_from_json(found.decode())
+        record = self._server.ask("HGET", self._documents, _field(kind, document_id))
+        return None if record is None else from_json(Document, record.decode())
 
     def list_documents(self, kind: str, *, limit: int, cursor: str | None) -> DocumentPage:
         """Return a page, newest first."""
-        found, more = self._document_index.page(lambda texts: texts == [kind], limit, cursor)
-        documents = (document_from_json(record.decode()) for _, record in found)
+        rows, more = self._document_index.page(lambda texts: texts == [kind], limit, cursor)
+        documents = (from_json(Document, record.decode()) for _, record in rows)
         return DocumentPage(tuple(documents), more)
 
     def count_documents(self, kinds: Collection[str]) -> Mapping[str, int]:
         """Count documents by kind."""
-        found = self._document_index.counts(lambda texts: texts[0] in kinds, None, None)
-        return {texts[0]: count for texts, count, _, _ in found}
+        counts = self._document_index.counts(lambda texts: texts[0] in kinds, None, None)
+        return {texts[0]: count for texts, count, _, _ in counts}
 
     def forget_documents(self, kind: str, *, before: datetime) -> int:
         """Delete older documents."""
@@ -90,8 +90,8 @@ class RedisRates:
         """Do nothing: the hashes expire."""
 
     def _read(self, span: Span, times: Sequence[int]) -> Iterator[Rate]:
-        found = self._server.run("rates", [self._key(span, at) for at in times])
-        for at, words in zip(times, found, strict=True):
+        answers = self._server.run("rates", [self._key(span, at) for at in times])
+        for at, words in zip(times, answers, strict=True):
             counts: dict[str, list[int]] = defaultdict(lambda: [0] * (len(BOUNDS) + 1))
             for field, count in rows_of(words):
                 place, _, texts = field.decode().partition(" ")

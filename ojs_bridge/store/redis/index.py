@@ -49,10 +49,10 @@ class RedisIndex:
         after = _read_cursor(cursor) if cursor is not None else high if newest else low
         after = min(after, high) if newest else max(after, low)
         order = "newest" if newest else "oldest"
-        found = rows_of(self._server.run("page", self._keys, (limit + 1, order, after, *(kinds or ()))))
-        found = [row for row in found if low.encode() <= row[0] < high.encode()]
-        more = found[limit - 1][0].decode() if len(found) > limit else None
-        return found[:limit], more
+        rows = rows_of(self._server.run("page", self._keys, (limit + 1, order, after, *(kinds or ()))))
+        rows = [row for row in rows if low.encode() <= row[0] < high.encode()]
+        more = rows[limit - 1][0].decode() if len(rows) > limit else None
+        return rows[:limit], more
 
     def count(self, wanted: Wanted | None, since: datetime | None, until: datetime | None) -> int:
         """Count the records of the wanted kinds, of a span of time."""
@@ -60,8 +60,8 @@ class RedisIndex:
         span: list[Word] = [_low(since), _high(until)]
         if wanted is None:
             return int(self._server.run("count", keys, span))
-        found = lots(self._kinds_of(wanted), LOT)
-        return sum(int(self._server.run("count", keys, [*span, *lot])) for lot in found)
+        lots_of_kinds = lots(self._kinds_of(wanted), LOT)
+        return sum(int(self._server.run("count", keys, [*span, *lot])) for lot in lots_of_kinds)
 
     def counts(
         self, wanted: Wanted | None, since: datetime | None, until: datetime | None
@@ -74,13 +74,13 @@ class RedisIndex:
 
     def _kinds_of(self, wanted: Wanted | None) -> list[bytes]:
         """Return the wanted kinds, each once; None is all."""
-        found: dict[bytes, None] = {}
+        ours: dict[bytes, None] = {}
         cursor = b"0"
         while True:
             cursor, kinds = self._server.ask("SSCAN", self._kinds, cursor, "COUNT", LOT)
-            found.update((kind, None) for kind in kinds if wanted is None or wanted(texts_of(kind)))
+            ours.update((kind, None) for kind in kinds if wanted is None or wanted(texts_of(kind)))
             if cursor == b"0":
-                return [*found]
+                return [*ours]
 
 
 def lots(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

@@ -11,23 +11,16 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ...errors import StoreError
-from ..jobs import (
-    ALL_PARKED,
-    Due,
-    Grant,
-    Parked,
-    ParkedFilter,
-    ParkedPage,
-    Reservation,
-    ReserveAnswer,
-    Settle,
-)
-from ..records import from_ms, index_id, index_text, parked_from_json, to_json, to_ms
+from ..filter import EVERYTHING, Filter
+from ..jobs import Due, Grant, Parked, ParkedPage, Reservation, ReserveAnswer, Settle
+from ..records import from_json, from_ms, index_id, index_text, to_json, to_ms
 from .index import RedisIndex, Rows, entry_of, moment, rows_of, time_of, wanting
-from .server import RedisServer, Script, Word, lua
+from .server import RedisServer, Word
 
 #: How long an unsettled record outlives its reservation.
 OUTLIVE_MS = timedelta(weeks=1) // timedelta(milliseconds=1)
+#: How long a suspicion against a family of processes is remembered.
+SUSPECTED_MS = timedelta(days=1) // timedelta(milliseconds=1)
 #: Lua counts exactly up to this number.
 LARGEST_FENCE = 2**53
 
@@ -80,7 +73,13 @@ class RedisReservations:
 
     def settle(self, settle: Settle) -> bool:
         """Mark a reservation as settled; False when the record has another fence or holder."""
-        return bool(self._server.run("settle", self._keys(settle.reservation), settle_words(settle)))
+        return not self.settle_all([settle])
+
+    def settle_all(self, settles: Sequence[Settle]) -> Sequence[Reservation]:
+        """Mark reservations as settled; return those whose records have another fence or holder."""
+        words = [word for settle in settles for word in settle_words(settle)]
+        reservations = [settle.reservation for settle in settles]
+        return [reservations[n] for n in self._server.run("settle", self._keys(*reservations), words)]
 
     def release(self, settle: Settle) -> bool:
         """Release a reservation unused; False when the record has another fence or holder, or is settled."""
@@ -96,44 +95,23 @@ class RedisReservations:
         """Do nothing: Redis deletes settled records itself."""
         return 0
 
-    def joint(self, companion: str, *, run_id: str, database: int) -> Joint | None:
-        """Return a joint with a companion; None where the store is not on the server with this `run_id`."""
-        return Joint(self._server, companion, database) if self._server.run_id() == run_id else None
+    def suspect(self, family: str, *, gone: bool) -> timedelta | None:
+        """Return for how long a family has been suspected; the time is what its key has lived of a day."""
+        key = self._suspect_key(family)
+        if gone:
+            self._server.ask("SET", key, "", "PX", SUSPECTED_MS, "NX")
+        left: int = self._server.ask("PTTL", key)
+        return timedelta(milliseconds=SUSPECTED_MS - left) if left >= 0 else None
+
+    def clear(self, family: str) -> None:
+        """End the suspicion against a family."""
+        self._server.ask("DEL", self._suspect_key(family))
+
+    def _suspect_key(self, family: str) -> bytes:
+        return self._server.key(f"suspect:{index_id(family)}")
 
     def _keys(self, *reservations: Reservation) -> list[bytes]:
         return [*map(self._server.reservation_key, reservations)]
-
-
-class Joint:
-    """Settles a reservation and deletes its message in one step, where store and broker share a server.
-
-    The companion is Lua code that deletes the message from the broker. It takes `keys` and `words`, writes
-    first, and returns 1 for a deleted message and 0 for one that was not there.
-    """
-
-    def __init__(self, server: RedisServer, companion: str, database: int) -> None:
-        self._server = server
-        self._databases = (database, server.database)
-        code = f"local function companion(keys, words)\n{companion}\nend\n"
-        self._script = Script(code + lua("settle_along"))
-
-    def settle(self, settle: Settle, keys: Sequence[bytes], words: Sequence[Word]) -> tuple[bool, bool]:
-        """Settle a reservation, run the companion, and return whether each was done; raises StoreError."""
-        key = self._server.reservation_key(settle.reservation)
-        done = self._run((key, *keys), (*settle_words(settle), *self._databases, *words))
-        return bool(done & 1), bool(done & 2)
-
-    def works(self, keys: Sequence[bytes], words: Sequence[Word]) -> bool:
-        """Run the companion alone; return whether the server allows that."""
-        try:
-            keys = (self._server.key("schema"), *keys)
-            return bool(self._run(keys, ("", "", "", *self._databases, *words)))
-        except StoreError:
-            return False
-
-    def _run(self, keys: Sequence[bytes], words: Sequence[Word]) -> int:
-        done: int = self._server.run(self._script, keys, words)
-        return done
 
 
 def settle_words(settle: Settle) -> tuple[Word, ...]:
@@ -190,28 +168,28 @@ class RedisParked:
         words = (claim, *(index_id(parked.key) for parked in retries))
         self._server.run("unclaim_parked", self._parked_keys, words)
 
-    def list_parked(self, where: ParkedFilter, *, limit: int, cursor: str | None) -> ParkedPage:
+    def list_parked(self, where: Filter, *, limit: int, cursor: str | None) -> ParkedPage:
         """Return a page, the next one due first."""
-        found, more = self._parked_index.page(wanting(where.queue, where.type), limit, cursor)
-        return ParkedPage(_retries(found), more)
+        rows, more = self._parked_index.page(wanting(where.queue, where.type), limit, cursor)
+        return ParkedPage(_retries(rows), more)
 
     def get_parked(self, job_id: str) -> Parked | None:
         """Return a job's parked retry, or None."""
-        found = rows_of(self._server.run("get_parked", self._parked_keys, (index_id(job_id),)))
-        return _retries(found)[0] if found else None
+        rows = rows_of(self._server.run("get_parked", self._parked_keys, (index_id(job_id),)))
+        return _retries(rows)[0] if rows else None
 
     def parked_beginning(self, text: str, limit: int) -> Sequence[str]:
         """Return ids of jobs that begin with a text, from the sorted set of jobs."""
         begin = index_text(text).encode()
-        found: list[bytes] = []
+        jobs: list[bytes] = []
         low, high = b"[" + begin, b"(" + begin + b"\xff"
-        while len(found) < limit:
+        while len(jobs) < limit:
             rows = self._server.ask("ZRANGEBYLEX", self._parked_keys[6], low, high, "LIMIT", 0, 1)
             if not rows:
                 break
-            found.append(rows[0].partition(b"\0")[0])
-            low = b"(" + found[-1] + b"\1"
-        return [job.decode() for job in found]
+            jobs.append(rows[0].partition(b"\0")[0])
+            low = b"(" + jobs[-1] + b"\1"
+        return [job.decode() for job in jobs]
 
     def reschedule(self, parked: Parked, at: datetime) -> bool:
         """Make a retry due at another time; False when it is claimed, was replaced or is gone."""
@@ -222,7 +200,7 @@ class RedisParked:
         """Delete a retry; False when it is claimed, was replaced or is gone."""
         return bool(self._server.run("cancel_parked", self._parked_keys, _identity(parked)))
 
-    def count_parked(self, where: ParkedFilter = ALL_PARKED) -> int:
+    def count_parked(self, where: Filter = EVERYTHING) -> int:
         """Count the parked retries that match a filter."""
         return self._parked_index.count(wanting(where.queue, where.type), None, None)
 
@@ -232,4 +210,4 @@ def _identity(parked: Parked) -> tuple[Word, Word, Word]:
 
 
 def _retries(rows: Rows) -> tuple[Parked, ...]:
-    return tuple(parked_from_json(record.decode(), due_ms=to_ms(time_of(place))) for place, record in rows)
+    return tuple(from_json(Parked, record.decode(), next_retry_at=time_of(place)) for place, record in rows)

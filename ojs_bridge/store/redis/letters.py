@@ -9,7 +9,7 @@ import json
 import re
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from operator import add
@@ -17,21 +17,10 @@ from typing import Any, TypeAlias
 
 from ...errors import StoreError
 from ...rules.job import PlacedEntry
+from ..filter import EVERYTHING, Filter
 from ..jobs import Settle
-from ..protocol import (
-    EVERY_LETTER,
-    NAMED,
-    Claim,
-    Claimed,
-    Group,
-    Letter,
-    LetterFilter,
-    Order,
-    Page,
-    Stats,
-    counts_of,
-)
-from ..records import group_in, index_id, index_text, letter_from_json, to_json, to_ms
+from ..protocol import NAMED, Claim, Claimed, Group, GroupPage, Letter, Order, Page, Stats, counts_of
+from ..records import from_json, group_in, index_id, index_text, to_json, to_ms
 from .index import LOT, RedisIndex, Wanted, entry_of, lots, moment, place_of, rows_of, time_of, wanting
 from .jobs import settle_words
 from .server import RedisServer, Word
@@ -89,25 +78,20 @@ class RedisLetters:
 
     def kept_errors(self, job_id: str) -> list[PlacedEntry]:
         """Return the kept entries with their places, oldest first."""
-        found = self._server.ask("HGETALL", self._kept(job_id))
-        kept = [(int(place), json.loads(record)) for place, record in rows_of(found)]
+        answer = self._server.ask("HGETALL", self._kept(job_id))
+        kept = [(int(place), json.loads(record)) for place, record in rows_of(answer)]
         return sorted(kept, key=lambda placed: placed[0])
 
     def forget_errors(self, job_id: str) -> None:
         """Delete the kept entries of a job."""
         self._server.ask("DEL", self._kept(job_id))
 
-    def list(
-        self,
-        where: LetterFilter,
-        *,
-        limit: int,
-        cursor: str | None,
-        oldest_first: bool = False,
-        text: str | None = None,  # noqa: ARG002 - Redis has no index of texts
-    ) -> Page:
-        """Return a page, newest first. A cursor names a letter, so that new letters do not shift the page."""
-        found, more = self._index(where).page(
+    def list(self, where: Filter, *, limit: int, cursor: str | None, oldest_first: bool = False) -> Page:
+        """Return a page, newest first; Redis has no index of texts.
+
+        A cursor names a letter, so that new letters do not shift the page.
+        """
+        rows, more = self._index(where).page(
             wanted_kinds(where),
             limit,
             cursor,
@@ -116,7 +100,7 @@ class RedisLetters:
             oldest_first=oldest_first,
         )
         # A worker of an earlier release leaves the members of a group as they were.
-        letters = ((place, letter_from_json(record.decode())) for place, record in found if record)
+        letters = ((place, from_json(Letter, record.decode())) for place, record in rows if record)
         now = (letter for place, letter in letters if place.decode() == self.cursor_after(letter))
         return Page(tuple(letter for letter in now if where.group in (None, letter.group)), more)
 
@@ -124,7 +108,7 @@ class RedisLetters:
         """Return the cursor that names a letter."""
         return place_of(letter.discarded_at, index_id(letter.id))
 
-    def count(self, where: LetterFilter) -> int:
+    def count(self, where: Filter) -> int:
         """Return how many letters there are of some kind."""
         return self._index(where).count(wanted_kinds(where), where.since, where.until)
 
@@ -138,20 +122,20 @@ class RedisLetters:
     def get(self, letter_id: str) -> Letter | None:
         """Return a dead letter, or None."""
         record = self._server.ask("HGET", self.records, index_id(letter_id))
-        return None if record is None else letter_from_json(record.decode())
+        return None if record is None else from_json(Letter, record.decode())
 
     def letters_beginning(self, text: str, limit: int) -> Sequence[str]:
         """Return ids that begin with a text. The server, which has no order of ids, looks through all."""
         begins = re.sub(r"[*?\[\\]", r"\\\g<0>", index_text(text)) + "*"
-        found: set[str] = set()
+        ids: set[str] = set()
         cursor = b"0"
-        while len(found) < limit:
+        while len(ids) < limit:
             words = ("HSCAN", self.entries, cursor, "MATCH", begins, "COUNT", _SCANNED)
             cursor, rows = self._server.ask(*words)
-            found.update(letter_id.decode() for letter_id, _ in rows_of(rows))
+            ids.update(letter_id.decode() for letter_id, _ in rows_of(rows))
             if cursor == b"0":
                 break
-        return sorted(found)[:limit]
+        return sorted(ids)[:limit]
 
     def claim(self, letter_ids: Sequence[str], *, now: datetime, seconds: float) -> Claimed:
         """Claim letters, atomically. A claim is a number that no other claim has."""
@@ -159,7 +143,7 @@ class RedisLetters:
         until = to_ms(now + timedelta(seconds=seconds))
         words: tuple[Word, ...] = (to_ms(now), until, token, *map(index_id, letter_ids))
         records = self._server.run("claim_letters", (self.records, self._letter_claims), words)
-        return Claimed(token, tuple(letter_from_json(record.decode()) for record in records))
+        return Claimed(token, tuple(from_json(Letter, record.decode()) for record in records))
 
     def unclaim(self, letter_ids: Sequence[str], claim: Claim) -> None:
         """End the claims that are still ours."""
@@ -169,12 +153,12 @@ class RedisLetters:
         """Delete the letters whose claim is still ours. A letter that is buried anew has no claim."""
         return int(self._server.run("delete_letters", self._letter_keys, (claim, *map(index_id, letter_ids))))
 
-    def stats(self, where: LetterFilter = EVERY_LETTER) -> Stats:
+    def stats(self, where: Filter = EVERYTHING) -> Stats:
         """Count the letters of some kind, in all and by queue, type and last error type."""
-        found = self._index(where).counts(wanted_kinds(where), where.since, where.until)
-        return counts_of([(texts[-3:], n, time_of(first), time_of(last)) for texts, n, first, last in found])
+        rows = self._index(where).counts(wanted_kinds(where), where.since, where.until)
+        return counts_of([(texts[-3:], n, time_of(first), time_of(last)) for texts, n, first, last in rows])
 
-    def _index(self, where: LetterFilter) -> RedisIndex:
+    def _index(self, where: Filter) -> RedisIndex:
         return self._letter_index if where.group is None else self.group_index
 
     def _kept(self, job_id: str) -> bytes:
@@ -186,7 +170,7 @@ def _entry(letter: Letter) -> str:
     return entry_of(texts, letter.discarded_at, index_id(letter.id))
 
 
-def wanted_kinds(where: LetterFilter) -> Wanted | None:
+def wanted_kinds(where: Filter) -> Wanted | None:
     """Return which kinds of an index a filter wants; None for all."""
     wanted = wanting(where.queue, where.type, where.error_type, but_queues=where.but_queues)
     if where.group is None:
@@ -213,54 +197,45 @@ class RedisGroups:
         #: Where the comparison is, in the three scans of its script.
         self._compared: tuple[bytes, ...] = _BEGINNING
 
-    def groups(
-        self,
-        where: LetterFilter,
-        *,
-        order: Order,
-        but: Collection[str],
-        times: Sequence[datetime],
-        limit: int,
-        offset: int,
-    ) -> list[Group]:
+    def groups(self, where: Filter, page: GroupPage) -> list[Group]:
         """Return groups: their kinds are counted on the server, and put together here."""
         kinds_of = defaultdict[str, list[Kind]](list)
         wanted = wanted_kinds(replace(where, group=None))
 
         def is_wanted(texts: Sequence[str]) -> bool:
-            is_named = where.group in (None, texts[0]) and texts[0] not in but
+            is_named = where.group in (None, texts[0]) and texts[0] not in page.but
             return is_named and (wanted is None or wanted(texts[1:]))
 
         for kind in self._letters.group_index.counts(is_wanted, where.since, where.until):
             kinds_of[kind[0][0]].append(kind)
-        named = sorted(kinds_of, key=lambda name: (_rank(kinds_of[name], order), name), reverse=True)
-        chosen = named[offset : offset + limit]
+        named = sorted(kinds_of, key=lambda name: (_rank(kinds_of[name], page.order), name), reverse=True)
+        chosen = named[page.offset : page.offset + page.limit]
         first = self._server.ask("HMGET", self._letters.first_deaths, *chosen) if chosen else []
-        found = (
-            self._group(name, kinds_of[name], known, where, times)
+        groups = (
+            self._group(name, kinds_of[name], known, where, page.times)
             for name, known in zip(chosen, first, strict=True)
         )
-        return [group for group in found if group is not None]
+        return [group for group in groups if group is not None]
 
-    def group_sizes(self, where: LetterFilter) -> Mapping[str, tuple[int, datetime]]:
+    def group_sizes(self, where: Filter) -> Mapping[str, tuple[int, datetime]]:
         """Count the letters of each group: the kinds of a group are put together here."""
         wanted = wanted_kinds(replace(where, group=None))
 
         def is_wanted(texts: Sequence[str]) -> bool:
             return where.group in (None, texts[0]) and (wanted is None or wanted(texts[1:]))
 
-        found: dict[str, tuple[int, datetime]] = {}
+        sizes: dict[str, tuple[int, datetime]] = {}
         for texts, count, _, last in self._letters.group_index.counts(is_wanted, where.since, where.until):
-            known, newest = found.get(texts[0], (0, time_of(last)))
-            found[texts[0]] = known + count, max(newest, time_of(last))
-        return found
+            known, newest = sizes.get(texts[0], (0, time_of(last)))
+            sizes[texts[0]] = known + count, max(newest, time_of(last))
+        return sizes
 
     def _group(
         self,
         name: str,
         kinds: list[Kind],
         known: bytes | None,
-        where: LetterFilter,
+        where: Filter,
         times: Sequence[datetime],
     ) -> Group | None:
         oldest, newest = min(first for *_, first, _ in kinds), max(last for *_, last in kinds)
@@ -286,15 +261,15 @@ class RedisGroups:
         head: list[Word] = [len(times), *map(moment, times)]
         deaths = [0] * (len(times) - 1)
         for lot in lots(kinds, max(1, LOT * 3 // len(times))):
-            found = self._server.run("deaths", self._letters.group_keys[:1], [*head, *lot])
-            deaths = [*map(add, deaths, found)]
+            counts = self._server.run("deaths", self._letters.group_keys[:1], [*head, *lot])
+            deaths = [*map(add, deaths, counts)]
         return tuple(deaths)
 
-    def _sample(self, name: str, newest: bytes, where: LetterFilter) -> Letter | None:
+    def _sample(self, name: str, newest: bytes, where: Filter) -> Letter | None:
         """Return the newest letter of a group, or one that is still there."""
-        found = self._letters.get(newest.decode().partition(":")[2])
-        if found and found.group == name and self._letters.cursor_after(found) == newest.decode():
-            return found
+        letter = self._letters.get(newest.decode().partition(":")[2])
+        if letter and letter.group == name and self._letters.cursor_after(letter) == newest.decode():
+            return letter
         others = self._letters.list(replace(where, group=name), limit=_TRIED, cursor=None).letters
         return others[0] if others else None
 
@@ -304,7 +279,9 @@ class RedisGroups:
         A process looks through all letters once, and goes on where it was when it was ended. Later it does so
         only if the groups have more letters, or fewer: such a worker may still be there.
         """
-        if self._is_compared and self._have_as_many():
+        by_group, _, grouped = self._letters.group_keys
+        sizes = (("HLEN", self._letters.entries), ("HLEN", grouped), ("ZCARD", by_group))
+        if self._is_compared and len({self._server.ask(*words) for words in sizes}) == 1:
             return
         while any(self._compared):
             yield self._compare_some()
@@ -325,11 +302,6 @@ class RedisGroups:
                 forgotten += int(self._server.run("forget_groups", keys, old))
             if cursor == b"0":
                 return forgotten
-
-    def _have_as_many(self) -> bool:
-        by_group, _, grouped = self._letters.group_keys
-        asked = (("HLEN", self._letters.entries), ("HLEN", grouped), ("ZCARD", by_group))
-        return len({self._server.ask(*words) for words in asked}) == 1
 
     def _compare_some(self) -> int:
         """Compare some letters and their groups. Their records, which may be large, are read one by one."""

@@ -12,64 +12,50 @@ from datetime import datetime, timedelta, timezone
 from functools import cache
 from importlib import resources
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit
 
 import redis
-from redis.connection import Connection, parse_url
+from redis.crc import key_slot
 
 from ...errors import ConfigurationError, StoreError, Unstorable
 from ..jobs import Reservation
-from ..protocol import REDIS_SCHEMES, without_password
+from ..protocol import without_password
 from ..records import index_id
+from .topology import Options, connection_of, topology_of
 
 logger = logging.getLogger("ojs_bridge")
 
 SCHEMA_VERSION = 1
-CONNECT_SECONDS = 5
+#: How often a question follows its keys to another node of a cluster.
+_MOVES = 3
 _FAILURES = (redis.RedisError, OSError, MemoryError, UnicodeError)
 
 Word: TypeAlias = str | bytes | int
 
 
-class Script:
-    """A Lua script, which must be safe to repeat.
-
-    Its first write must be one that a server without memory refuses. Then the server refuses the script as a
-    whole, and never half of it.
-    """
-
-    def __init__(self, code: str) -> None:
-        self.code = code
-        self.sha = hashlib.sha1(code.encode(), usedforsecurity=False).hexdigest()
-
-
 class RedisServer:
     """The connections of one process to a namespace, whose keys are all in one slot of a cluster.
 
-    One caller at a time uses a connection. redis-py connects, authenticates, packs and parses. Its client and
+    One caller at a time uses a connection. redis-py connects, authenticates and parses. Its client and
     its pool are not used: they more than double the CPU time of a question, and each job asks two questions.
     """
 
     def __init__(self, url: str, namespace: str, *, patience: float) -> None:
         self.shown = without_password(url)
-        self._address = self._first_address = _address(url, patience)
-        self._free: list[Any] = []
-        self._pid = os.getpid()
-        try:
-            self._connection()
-        except (TypeError, ValueError, redis.RedisError) as error:
-            raise ConfigurationError(f"store: {self.shown!r} is not a Redis URL: {error}") from None
         # A brace would end the hash tag.
         tag = namespace.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
         self._prefix = f"ojs:{{{tag}}}:".encode()
+        self._topology = topology_of(url, patience, key_slot(self._prefix))
+        #: The server that has the keys; None until it is asked for, and again after a failure.
+        self._address: Options | None = None
+        self._free: list[Any] = []
+        self._pid = os.getpid()
+        try:
+            connection_of(self._topology.options)
+        except (TypeError, ValueError, redis.RedisError) as error:
+            raise ConfigurationError(f"store: {self.shown!r} is not a Redis URL: {error}") from None
         # Workers of earlier releases use the same name, and may run beside this one.
         self._reservations = self.key("turn:")
         self._prepared = False
-
-    @property
-    def database(self) -> int:
-        """The number of the database."""
-        return int(self._address.get("db") or 0)
 
     def prepare(self) -> None:
         """Write the version of the keys; warn of settings with which the server loses data.
@@ -83,7 +69,7 @@ class RedisServer:
 
     def schema(self) -> int:
         """Write the version unless there is one, and return it; raises StoreError for a newer version."""
-        version: int = self._run(script_of("version"), (self.key("schema"),), (SCHEMA_VERSION,))
+        version: int = self._run("version", (self.key("schema"),), (SCHEMA_VERSION,))
         if version > SCHEMA_VERSION:
             raise StoreError(
                 f"the store has schema {version}, this ojs-bridge reads {SCHEMA_VERSION}: update it"
@@ -94,15 +80,6 @@ class RedisServer:
         """Return the server's time."""
         seconds, microseconds = self.ask("TIME")
         return datetime.fromtimestamp(int(seconds), timezone.utc) + timedelta(microseconds=int(microseconds))
-
-    def run_id(self) -> str | None:
-        """Return the unique id of this server; None where INFO is not allowed."""
-        try:
-            answer: bytes = self.ask("INFO", "server")
-        except StoreError:
-            return None
-        lines = dict(line.split(":", 1) for line in answer.decode().splitlines() if ":" in line)
-        return lines.get("run_id")
 
     def key(self, name: str) -> bytes:
         """Return a key of the namespace."""
@@ -116,11 +93,11 @@ class RedisServer:
         """Return the key of a reservation's record."""
         return self._reservations + index_id(reservation.key).encode()
 
-    def run(self, script: str | Script, keys: Sequence[bytes], words: Sequence[Word] = ()) -> Any:
-        """Return a script's answer, in numbers and bytes; raises StoreError. A name is that of its file."""
+    def run(self, script: str, keys: Sequence[bytes], words: Sequence[Word] = ()) -> Any:
+        """Return the answer of a script, by the name of its file, in numbers and bytes; raises StoreError."""
         if not self._prepared:
             self.prepare()
-        return self._run(script_of(script) if isinstance(script, str) else script, keys, words)
+        return self._run(script, keys, words)
 
     def ask(self, *words: Word) -> Any:
         """Return the answer to a command; raises StoreError."""
@@ -138,13 +115,14 @@ class RedisServer:
             while True:
                 self._free.pop().disconnect()
 
-    def _run(self, script: Script, keys: Sequence[bytes], words: Sequence[Word]) -> Any:
+    def _run(self, script: str, keys: Sequence[bytes], words: Sequence[Word]) -> Any:
+        code, sha = script_of(script)
         given = (len(keys), *keys, *words)
         try:
             try:
-                return self._answer("EVALSHA", script.sha, *given)
+                return self._answer("EVALSHA", sha, *given)
             except redis.exceptions.NoScriptError:
-                return self._answer("EVAL", script.code, *given)
+                return self._answer("EVAL", code, *given)
         except _FAILURES as error:
             raise self._failed(error) from error
 
@@ -165,13 +143,18 @@ class RedisServer:
         return answer[1].decode() if len(answer) > 1 else None
 
     def _answer(self, *words: Word) -> Any:
-        try:
-            return self._try(words)
-        except redis.ResponseError as error:
-            if not (isinstance(error, redis.exceptions.MovedError) or str(error).startswith("MOVED ")):
-                raise
-            self._follow(error)
-            return self._try(words)
+        for _ in range(_MOVES):
+            try:
+                return self._try(words)
+            except redis.ResponseError as error:
+                code, address = self._redirection(error)
+                if code == "ASK":
+                    return self._ask_there(address, words)
+                if code != "MOVED":
+                    raise
+                self._forget()
+                self._address = address
+        return self._try(words)
 
     def _try(self, words: Sequence[Word]) -> Any:
         self._forget_those_of_the_parent()
@@ -181,31 +164,48 @@ class RedisServer:
             return self._exchange(self._connection(), words)
         try:
             return self._exchange(used, words)
-        except (redis.ConnectionError, redis.ReadOnlyError):
-            # The server may have closed this connection, and all the others, while they were idle.
-            self.close()
+        except (redis.ConnectionError, redis.ResponseError) as error:
+            if not _leaves(error):
+                raise
+            # The server may have closed this connection, and all the others, while they were idle. Another
+            # server may have the keys now.
+            self._forget()
             return self._exchange(self._connection(), words)
         except redis.TimeoutError:
             # The other connections may be dead, too. The next caller must not wait for each of them.
             self.close()
             raise
 
-    def _follow(self, moved: redis.ResponseError) -> None:
-        """Connect to the server that has the keys now: all keys of a namespace are in one slot."""
-        host, _, port = str(moved).rpartition(" ")[2].rpartition(":")
-        self._address = {
-            **self._address,
-            "host": host or self._address.get("host", "localhost"),
-            "port": port,
-        }
-        self.close()
+    def _redirection(self, error: redis.ResponseError) -> tuple[str, Options]:
+        """Return the code of an error, and the node that it names: all keys of a namespace are in one slot.
+
+        A slot that is on its way has its keys on two nodes: for each key that it lacks the old one answers
+        ASK.
+        """
+        moved, asks = redis.exceptions.MovedError, redis.exceptions.AskError
+        code = "MOVED" if isinstance(error, moved) else "ASK" if isinstance(error, asks) else ""
+        host, _, port = str(error).rpartition(" ")[2].rpartition(":")
+        here = self._address or self._topology.options
+        there = {**here, "host": host or here.get("host", "localhost"), "port": port}
+        return code or str(error).partition(" ")[0], there
+
+    def _ask_there(self, address: Options, words: Sequence[Word]) -> Any:
+        """Ask the node to which the keys are on their way, over a connection for this question alone."""
+        connection = connection_of(address)
+        try:
+            connection.send_command("ASKING", check_health=False)
+            connection.read_response()
+            connection.send_packed_command([_packed(words)], check_health=False)
+            return connection.read_response()
+        finally:
+            connection.disconnect()
 
     def _exchange(self, connection: Any, words: Sequence[Word]) -> Any:
         try:
-            connection.send_command(*words, check_health=False)
+            connection.send_packed_command([_packed(words)], check_health=False)
             answer = connection.read_response()
         except redis.ResponseError as error:
-            if isinstance(error, redis.ReadOnlyError):
+            if _leaves(error):
                 connection.disconnect()
             else:
                 self._free.append(connection)
@@ -218,8 +218,15 @@ class RedisServer:
         return answer
 
     def _connection(self) -> Any:
-        options = dict(self._address)
-        return options.pop("connection_class", Connection)(**options)
+        address = self._address
+        if address is None:
+            address = self._address = self._topology.find()
+        return connection_of(address)
+
+    def _forget(self) -> None:
+        """Ask anew which server has the keys, and leave the one that had them."""
+        self._address = None
+        self.close()
 
     def _forget_those_of_the_parent(self) -> None:
         if self._pid != os.getpid():
@@ -230,9 +237,29 @@ class RedisServer:
         why = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, (redis.DataError, UnicodeError)):
             return Unstorable(f"the store {self.shown!r} cannot keep this: {why}")
-        if isinstance(error, redis.ConnectionError | redis.TimeoutError):
-            self._address = self._first_address
+        # Whatever it is, another server may be the right one now.
+        self._address = None
         return StoreError(f"the store {self.shown!r} failed: {why}")
+
+
+def _packed(words: Sequence[Word]) -> bytes:
+    """Return a command in the server's protocol, in less than half the time of redis-py's own encoder."""
+    encoded = [
+        word if isinstance(word, bytes) else str(word).encode("utf-8", "surrogatepass") for word in words
+    ]
+    return b"".join([b"*%d\r\n" % len(encoded), *(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)])
+
+
+def _leaves(error: redis.RedisError) -> bool:
+    """Return whether an error means that this connection, or this server, is no longer the right one.
+
+    The server is down, or still loads; it is a replica now, or has lost its cluster, its master or its
+    replicas. Older servers put such a code behind that of the script, and older releases of redis-py leave
+    it there.
+    """
+    left = (redis.ConnectionError, redis.ReadOnlyError, redis.exceptions.ClusterDownError)
+    codes = ("-READONLY ", "CLUSTERDOWN ", "MASTERDOWN ", "NOREPLICAS ")
+    return isinstance(error, left) or any(code in str(error) for code in codes)
 
 
 @cache
@@ -244,21 +271,11 @@ def lua(name: str) -> str:
 
 
 @cache
-def script_of(name: str) -> Script:
-    """Return the script of a `.lua` file."""
-    return Script(lua(name))
+def script_of(name: str) -> tuple[str, str]:
+    """Return the code of a script, which is safe to repeat, and its hash.
 
-
-def _address(url: str, patience: float) -> dict[str, Any]:
-    scheme, _, rest = url.partition("://")
-    known = f"{REDIS_SCHEMES[scheme]}://{rest}"
-    try:
-        # A database that is no number is a typing error, or the rest of a password that was not escaped.
-        if scheme != "unix" and not re.fullmatch(r"/?[0-9]*", urlsplit(known).path):
-            raise ValueError
-        address: dict[str, Any] = parse_url(known)  # type: ignore[no-untyped-call]
-    except ValueError:
-        raise ConfigurationError(f"store: {without_password(url)!r} is not a Redis URL") from None
-    waits = {"socket_connect_timeout": CONNECT_SECONDS, "socket_timeout": patience}
-    form = {"protocol": 2, "decode_responses": False, "encoding_errors": "surrogatepass"}
-    return {**waits, **address, **form, "retry_on_timeout": False}
+    Its first write must be one that a server without memory refuses. Then the server refuses the script as a
+    whole, and never half of it.
+    """
+    code = lua(name)
+    return code, hashlib.sha1(code.encode(), usedforsecurity=False).hexdigest()

@@ -21,3 +21,6 @@ class SQLStore(StoreOfParts):
         groups, reservations = SQLGroups(database, letters), SQLReservations(database)
         documents, rates = SQLDocuments(database), SQLRates(database)
         super().__init__(database, letters, groups, parked, reservations, documents, rates)
+        if not self.is_in_memory:
+            #: Settles many successes in one step.
+            self.settle_all = reservations.settle_all

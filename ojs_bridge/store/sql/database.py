@@ -8,7 +8,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timezone
 from typing import Any, NoReturn
@@ -16,13 +16,13 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import DataError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from ...errors import StoreError, Unstorable
 from ..protocol import MEMORY, without_password
 from . import engines, tables
 from .statements import Upsert, batches
-from .tables import GROUPED, LATER, SCHEMA_VERSION, metadata, versions
+from .tables import FAULT, GROUPED, LATER, REPLACED, SCHEMA_VERSION, letters, metadata, versions
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -129,6 +129,10 @@ class Database:
         self.is_postgres = self._durable.dialect.name == "postgresql"
         self._busy_seconds = engines.busy_seconds(patience)
         self._bounds = {"seconds": f"{math.ceil(patience * 1000)}ms"}
+        self._driver = self._quick.dialect.loaded_dbapi
+        self._failures = (*_FAILURES, self._driver.Error)
+        #: The statements that the driver runs by itself, and the order of their values.
+        self._written: dict[Upsert, tuple[str, Sequence[str]]] = {}
         self._in_use: AbstractContextManager[None] = nullcontext()
         if not self.is_postgres:
             self._in_use = _Lock(engines.in_use, self._busy_seconds, self.shown)
@@ -177,22 +181,41 @@ class Database:
         On SQLite a loss of power may undo the last of them. It ends all workers of that file, too. `durable`
         statements take effect together, and their effect outlasts a loss of power.
         """
-        if not self._prepared or self._pid != os.getpid():
-            self.get_ready()
-        try:
-            with self._in_use:
-                try:
-                    with (self._durable if durable else self._quick).begin() as connection:
-                        if durable and self.is_postgres:
-                            connection.execute(engines.BOUND, self._bounds)
-                        yield connection
-                finally:
-                    # What was read from a deleted file, or written to it, does not count.
-                    missing = self._file.missing() if self._file else ""
-                    if missing:
-                        self._open_anew(missing)
-        except _FAILURES as error:
-            raise self._failed(error) from error
+        with self._opened(), (self._durable if durable else self._quick).begin() as connection:
+            if durable and self.is_postgres:
+                connection.execute(engines.BOUND, self._bounds)
+            yield connection
+
+    def write(self, upsert: Upsert, row: Mapping[str, Any]) -> bool:
+        """Write a row, which takes effect at once; return whether it was written. Raises StoreError.
+
+        The driver does it alone: with SQLAlchemy a statement takes several times as long.
+        """
+        written = self._written.get(upsert)
+        if written is None:
+            dialect = self._quick.dialect
+            compiled: Any = upsert.statements[dialect.name].compile(dialect=dialect)
+            written = self._written[upsert] = str(compiled), compiled.positiontup or ()
+        statement, order = written
+        with self._opened():
+            # SQLAlchemy is not told what happens to the connection.
+            pooled = self._quick.raw_connection()
+            try:
+                cursor = pooled.cursor()
+                cursor.execute(statement, [row[name] for name in order] if order else row)
+                if not self.is_postgres:
+                    pooled.commit()
+                return bool(cursor.rowcount == 1)
+            except BaseException as error:
+                if not isinstance(error, self._driver.Error):
+                    pooled.invalidate(error)
+                elif self._quick.dialect.is_disconnect(error, pooled, None):
+                    pooled.invalidate(error)
+                    # The others are as old.
+                    self._quick.dispose()
+                raise
+            finally:
+                pooled.close()
 
     def change(self, statement: sa.Update | sa.Delete) -> int:
         """Run a statement on the rows of the namespace; return how many it has changed."""
@@ -204,9 +227,10 @@ class Database:
         self, statement: sa.Update | sa.Delete, column: sa.Column[Any], values: Sequence[object]
     ) -> int:
         """Run a statement on the rows with these values, some of them at a time."""
-        changed = 0
+        ours, changed = statement.table.c.namespace == self.namespace, 0
         for batch in batches(values):
-            changed += self.change(statement.where(column.in_(batch)))
+            with self.connection() as connection:
+                changed += connection.execute(statement.where(ours, column.in_(batch))).rowcount
         return changed
 
     def get_ready(self) -> None:
@@ -232,12 +256,57 @@ class Database:
 
     def build_index(self) -> bool:
         """Return whether the index of the groups is there; build it if it is not."""
+        return self._build(GROUPED)
+
+    def replace_indexes(self) -> None:
+        """Build this release's indexes, and drop those of earlier releases in their place.
+
+        Workers of these go on without them: they read more.
+        """
+        for index, before in REPLACED.items():
+            try:
+                with self._unprepared() as connection:
+                    found = {each["name"] for each in sa.inspect(connection).get_indexes(str(index.table))}
+                wanted = index.table is not letters or self.has(FAULT.name)
+                if wanted and (before in found or index.name not in found):
+                    self._put_in_place(index)
+            except StoreError as error:
+                logger.warning("the store goes on without this release's %s: %s", index.name, error)
+
+    def _put_in_place(self, index: sa.Index) -> None:
+        if not self._build(index):
+            return
         if self.is_postgres:
             with self._errors():
-                return tables.build_concurrently(self._durable.url)
+                tables.drop_concurrently(self._durable.url, index)
+        else:
+            with self._unprepared() as connection:
+                connection.exec_driver_sql(f"DROP INDEX IF EXISTS {REPLACED[index]}")
+
+    def _build(self, index: sa.Index) -> bool:
+        if self.is_postgres:
+            with self._errors():
+                return tables.build_concurrently(self._durable.url, index)
         with self._unprepared() as connection:
-            GROUPED.create(connection, checkfirst=True)
+            index.create(connection, checkfirst=True)
         return True
+
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
+        """Use the store; raises StoreError."""
+        if not self._prepared or self._pid != os.getpid():
+            self.get_ready()
+        try:
+            with self._in_use:
+                try:
+                    yield
+                finally:
+                    # What was read from a deleted file, or written to it, does not count.
+                    missing = self._file.missing() if self._file else ""
+                    if missing:
+                        self._open_anew(missing)
+        except self._failures as error:
+            raise self._failed(error) from error
 
     def _open_anew(self, missing: str) -> NoReturn:
         self._prepared = False
@@ -263,7 +332,7 @@ class Database:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except _FAILURES as error:
+        except self._failures as error:
             raise self._failed(error) from error
 
     def _failed(self, error: Exception) -> StoreError:
@@ -271,7 +340,7 @@ class Database:
         why = " ".join(str(cause).split()) or type(cause).__name__
         # The codes of class 54 say that a limit of PostgreSQL is exceeded, as by a row of an index.
         too_much = str(getattr(cause, "sqlstate", "")).startswith("54")
-        if too_much or isinstance(error, DataError) or isinstance(cause, (UnicodeError, OverflowError)):
+        if too_much or isinstance(cause, (self._driver.DataError, UnicodeError, OverflowError)):
             return Unstorable(f"the store {self.shown!r} cannot keep this: {why}")
         # The tables may be gone.
         self._prepared = False

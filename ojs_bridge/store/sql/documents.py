@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from ..documents import BOUNDS, KEPT, SECONDS, Document, DocumentPage, Rate, Span, begun
-from ..records import document_from_json, from_ms, index_id, index_text, to_json, to_ms
+from ..records import from_json, from_ms, index_id, index_text, to_json, to_ms
 from . import tables
 from .database import Database
 from .statements import New, Upsert, batches, page
@@ -52,13 +52,13 @@ class SQLDocuments:
         query = sa.select(_d.record).where(*self._of_kind(kind), _d.id == index_id(document_id))
         with self._db.connection() as connection:
             record = connection.execute(query).scalar()
-        return None if record is None else document_from_json(record)
+        return None if record is None else from_json(Document, record)
 
     def list_documents(self, kind: str, *, limit: int, cursor: str | None) -> DocumentPage:
         """Return a page, newest first."""
         with self._db.connection() as connection:
             rows, more = page(connection, _LISTED.where(*self._of_kind(kind)), limit, cursor, newest=True)
-        return DocumentPage(tuple(document_from_json(row.record) for row in rows), more)
+        return DocumentPage(tuple(from_json(Document, row.record) for row in rows), more)
 
     def count_documents(self, kinds: Collection[str]) -> Mapping[str, int]:
         """Count documents by kind."""

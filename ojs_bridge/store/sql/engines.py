@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import select
 import selectors
 import sqlite3
 import threading
@@ -178,10 +179,6 @@ def _test_rested(engine: sa.Engine) -> None:
     sa.event.listen(engine, "checkout", ask)
 
 
-#: A selector that needs no descriptor of its own, which a process may have none left of.
-_Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
-
-
 def _answer_in_time(engine: sa.Engine, seconds: float) -> None:
     """Let psycopg wait for an answer for so many seconds at most; by itself it has no limit."""
     from psycopg import Connection, OperationalError
@@ -244,11 +241,31 @@ def _share_no_statement(connection: Any) -> None:
 def _answer(gen: Any, connection: int, seconds: float) -> Any:
     """Run psycopg's generator to its end: it yields the events it waits for, and is sent those that came."""
     ends = time.monotonic() + seconds
-    with _Selector() as selector:
-        try:
-            selector.register(connection, next(gen))
-            while came := selector.select(max(ends - time.monotonic(), 0)):
-                selector.modify(connection, gen.send(came[0][1]))
-        except StopIteration as end:
-            return end.value
+    try:
+        wanted = next(gen)
+        while came := _came(connection, wanted, max(ends - time.monotonic(), 0)):
+            wanted = gen.send(came)
+    except StopIteration as end:
+        return end.value
     raise TimeoutError(f"no answer within {seconds:g} s")
+
+
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+
+def _came(connection: int, wanted: int, seconds: float) -> int:
+    """Wait for events on a connection, and return those that came, as `selectors` and psycopg count them.
+
+    A selector would take as long as the whole statement does, and may need a descriptor of its own.
+    """
+    if not hasattr(select, "poll"):  # as in a worker that eventlet has patched
+        readers, writers = [connection] * bool(wanted & _READ), [connection] * bool(wanted & _WRITE)
+        read, write, _ = select.select(readers, writers, (), seconds)
+        return _READ * bool(read) | _WRITE * bool(write)
+    poll = select.poll()
+    poll.register(connection, select.POLLIN * bool(wanted & _READ) | select.POLLOUT * bool(wanted & _WRITE))
+    found = poll.poll(seconds * 1000)
+    events = found[0][1] if found else 0
+    # As `selectors` do, take an error for whatever is waited for: who reads or writes then finds out.
+    readable, writable = events & ~select.POLLOUT, events & ~select.POLLIN
+    return wanted & (_READ * bool(readable) | _WRITE * bool(writable))

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.engine import Connection
 
 from ...errors import StoreError
-from ..protocol import EVERY_LETTER, NAMED, NEWEST, Group, LetterFilter, Order
-from ..records import from_ms, group_in, group_number, group_of_number, letter_from_json, to_ms
+from ..filter import EVERYTHING, Filter
+from ..protocol import NAMED, NEWEST, Group, GroupPage, Letter
+from ..records import from_json, from_ms, group_in, group_number, group_of_number, to_ms
 from .database import Database
 from .letters import SQLLetters
 from .statements import LARGEST_INTEGER, batches
@@ -27,22 +29,25 @@ WALKED = 2000
 _c = letters.c
 
 
+class _Found(NamedTuple):
+    """A group as the letters of a filter show it, with the types and queues of its newest letters first."""
+
+    number: int
+    first: int
+    last: int
+    #: Before the first of the times, between each two of them, and after the last.
+    deaths: Sequence[int]
+    types: Sequence[str]
+    queues: Sequence[str]
+
+
 class SQLGroups:
     """The part of a store that groups its dead letters."""
 
     def __init__(self, database: Database, letters: SQLLetters) -> None:
         self._db, self._letters = database, letters
 
-    def groups(
-        self,
-        where: LetterFilter,
-        *,
-        order: Order,
-        but: Collection[str],
-        times: Sequence[datetime],
-        limit: int,
-        offset: int,
-    ) -> list[Group]:
+    def groups(self, where: Filter, page: GroupPage) -> list[Group]:
         """Return groups; the deaths of those on the page are counted."""
         self._db.get_ready()
         if not self._db.has(FAULT.name):
@@ -51,68 +56,117 @@ class SQLGroups:
             )
         while True:
             with self._db.connection() as connection:
-                heads = self._heads(connection, where, order, {*map(group_number, but)}, limit, offset)
-                if not heads:
+                found = self._found(connection, where, page)
+                if not found:
                     return []
-                numbers = [head[0] for head in heads]
-                deaths = _by_number(connection.execute(self._deaths(numbers, where, times)))
-                newest = _by_number(
-                    connection.execute(self._newest(numbers, where, NEWEST, _c.type, _c.queue))
-                )
-                samples = _by_number(connection.execute(self._newest(numbers, where, 1, _c.record)))
-                first = self._first_deaths(connection, heads)
-            found = [
-                _group(
-                    (head[0], first[head[0]], head[2]),
-                    [each[2] for each in sorted(deaths[head[0]])],
-                    newest[head[0]],
-                    samples[head[0]],
-                )
-                for head in heads
+                heads = [(each.number, each.last) for each in found]
+                samples = _by_number(connection.execute(self._newest(heads, where, 1, _c.record)))
+                first = self._first_deaths(connection, found)
+            groups = [
+                _group(each, first[each.number], samples[each.number][0][1])
+                for each in found
                 # A letter may have gone meanwhile.
-                if samples[head[0]]
+                if samples[each.number]
             ]
-            strays = [group for group in found if group.sample.group != group.fingerprint]
+            strays = [group for group in groups if group.sample.group != group.fingerprint]
             if not strays:
-                return found
+                return groups
             for group in strays:
                 # A listing takes those that it meets out of the group.
                 self._letters.list(replace(where, group=group.fingerprint), limit=_BATCH, cursor=None)
 
-    def _heads(
-        self,
-        connection: Connection,
-        where: LetterFilter,
-        order: Order,
-        but: set[int],
-        limit: int,
-        offset: int,
-    ) -> Sequence[Any]:
+    def _found(self, connection: Connection, where: Filter, page: GroupPage) -> list[_Found]:
+        """Return groups without their first deaths and samples."""
+        if replace(where, since=None, until=None, group=None) != EVERYTHING:
+            return self._found_at_once(connection, where, page)
+        heads = self._heads(connection, where, page)
+        if not heads:
+            return []
+        numbers = [head[0] for head in heads]
+        deaths = _by_number(connection.execute(self._deaths(numbers, where, page.times)))
+        last_seen = [(number, last) for number, _, last in heads]
+        newest = _by_number(connection.execute(self._newest(last_seen, where, NEWEST, _c.type, _c.queue)))
+        return [
+            _Found(
+                number,
+                first,
+                last,
+                [each[2] for each in sorted(deaths[number])],
+                [each[1] for each in newest[number]],
+                [each[2] for each in newest[number]],
+            )
+            for number, first, last in heads
+        ]
+
+    def _found_at_once(self, connection: Connection, where: Filter, page: GroupPage) -> list[_Found]:
+        """Return groups of some kind: the index of the fingerprints does not tell which letters those are."""
+        kinds = sa.select(
+            *(_c.fault, _c.type, _c.queue, self._step(page.times).label("step"), sa.func.count().label("n")),
+            sa.func.min(_c.discarded_ms).label("first"),
+            sa.func.max(_c.discarded_ms).label("last"),
+        )
+        kind = (
+            kinds.where(*self._letters.chosen(where), *_grouped(page))
+            .group_by(_c.fault, _c.type, _c.queue, sa.text("step"))
+            .cte()
+        )
+        last, count = sa.func.max(kind.c.last), sa.func.sum(kind.c.n)
+        heads = (
+            sa.select(kind.c.fault)
+            .group_by(kind.c.fault)
+            .order_by(*_order(page, kind.c.fault, last, count))
+            .limit(page.limit)
+            .offset(page.offset)
+            .cte()
+        )
+        query = sa.select(kind).join(heads, heads.c.fault == kind.c.fault).order_by(kind.c.last.desc())
+        found = [
+            _Found(
+                number,
+                min(row.first for row in rows),
+                rows[0].last,
+                _deaths_in(rows, len(page.times) + 1),
+                [row.type for row in rows],
+                [row.queue for row in rows],
+            )
+            for number, rows in _by_number(connection.execute(query)).items()
+        ]
+        found.sort(key=lambda one: (-one.last, -sum(one.deaths), one.number))
+        return found if page.order == "last" else sorted(found, key=lambda one: -sum(one.deaths))
+
+    def _step(self, times: Sequence[datetime]) -> sa.ColumnElement[int]:
+        """Return how many of the times a letter's death does not come before."""
+        ms = [*map(to_ms, times)]
+        if self._db.is_postgres:
+            return sa.func.width_bucket(_c.discarded_ms, sa.cast(ms, ARRAY(sa.BigInteger)))
+        return sa.case(*((_c.discarded_ms < end, n) for n, end in enumerate(ms)), else_=len(ms))
+
+    def _heads(self, connection: Connection, where: Filter, page: GroupPage) -> Sequence[Any]:
         """Return the number, the first and the last time of groups."""
-        if order == "last" and replace(where, since=None, until=None) == EVERY_LETTER:
-            rows = connection.execute(self._walk(where)).all()
+        if page.order == "last" and where.group is None:
+            rows, but = connection.execute(self._walk(where)).all(), {*map(group_number, page.but)}
             if len(rows) <= WALKED:
                 seen = [row for row in rows if row[2] is not None and row[0] not in but]
-                return sorted(seen, key=lambda row: (-row[2], row[0]))[offset : offset + limit]
-        last, count = sa.func.max(_c.discarded_ms), sa.func.count()
-        by = (last, count) if order == "last" else (count, last)
+                return sorted(seen, key=lambda row: (-row[2], row[0]))[page.offset : page.offset + page.limit]
+        last = sa.func.max(_c.discarded_ms)
         query = (
             sa.select(_c.fault, sa.func.min(_c.discarded_ms), last)
-            .where(*self._letters.chosen(where), _c.fault.is_not(None), _c.fault.not_in(but))
+            .where(*self._letters.chosen(where), *_grouped(page))
             .group_by(_c.fault)
-            .order_by(*(each.desc() for each in by), _c.fault)
+            .order_by(*_order(page, _c.fault, last, sa.func.count()))
         )
-        return connection.execute(query.limit(limit).offset(offset)).all()
+        return connection.execute(query.limit(page.limit).offset(page.offset)).all()
 
-    def _first_deaths(self, connection: Connection, heads: Sequence[Any]) -> Mapping[int, int]:
+    def _first_deaths(self, connection: Connection, found: Sequence[_Found]) -> Mapping[int, int]:
         """Return the first death of each group; of one that has kept none, that of its oldest letter."""
         known: dict[int, int] = {}
         if self._db.has(firsts.name):
-            ours = firsts.c.namespace == self._db.namespace, firsts.c.fault.in_([head[0] for head in heads])
+            numbers = [each.number for each in found]
+            ours = firsts.c.namespace == self._db.namespace, firsts.c.fault.in_(numbers)
             known.update(connection.execute(sa.select(firsts.c.fault, firsts.c.first_ms).where(*ours)).all())
-        return {number: min(known.get(number, oldest), oldest) for number, oldest, _ in heads}
+        return {each.number: min(known.get(each.number, each.first), each.first) for each in found}
 
-    def group_sizes(self, where: LetterFilter) -> Mapping[str, tuple[int, datetime]]:
+    def group_sizes(self, where: Filter) -> Mapping[str, tuple[int, datetime]]:
         """Count the letters of each group."""
         self._db.get_ready()
         if not self._db.has(FAULT.name):
@@ -129,7 +183,7 @@ class SQLGroups:
         has_letters = sa.exists().where(_c.namespace == firsts.c.namespace, _c.fault == firsts.c.fault)
         return self._db.change(sa.delete(firsts).where(firsts.c.first_ms < to_ms(before), ~has_letters))
 
-    def _walk(self, where: LetterFilter) -> sa.Select[Any]:
+    def _walk(self, where: Filter) -> sa.Select[Any]:
         """Return a query that steps from group to group in the index, and reads no letter between them."""
         ours, least = _c.namespace == self._db.namespace, sa.func.min(_c.fault)
         walk = sa.select(least.label("n"), sa.literal(0).label("k")).where(ours).cte(recursive=True)
@@ -143,9 +197,7 @@ class SQLGroups:
 
         return sa.select(walk.c.n, time(sa.func.min), time(sa.func.max)).where(walk.c.n.is_not(None))
 
-    def _deaths(
-        self, numbers: Sequence[int], where: LetterFilter, times: Sequence[datetime]
-    ) -> sa.Select[Any]:
+    def _deaths(self, numbers: Sequence[int], where: Filter, times: Sequence[datetime]) -> sa.Select[Any]:
         """Return a query that counts the letters of groups between the times, before and after them."""
         ms = [-LARGEST_INTEGER, *map(to_ms, times), LARGEST_INTEGER]
         groups = sa.union_all(*(sa.select(sa.literal(n, sa.BigInteger).label("n")) for n in numbers)).cte()
@@ -165,27 +217,21 @@ class SQLGroups:
         return sa.select(groups.c.n, spans.c.a, count).select_from(groups.join(spans, sa.true()))
 
     def _newest(
-        self, numbers: Sequence[int], where: LetterFilter, limit: int, *columns: sa.Column[Any]
+        self, heads: Iterable[tuple[int, int]], where: Filter, limit: int, *columns: sa.Column[Any]
     ) -> sa.CompoundSelect[Any]:
-        """Return a query of columns of the newest letters of each group."""
-        return sa.union_all(
-            *(
-                sa.select(
-                    sa.select(_c.fault, *columns)
-                    .where(*self._letters.chosen(where), _c.fault == number)
-                    .order_by(_c.discarded_ms.desc())
-                    .limit(limit)
-                    .subquery()
-                )
-                for number in numbers
-            )
-        )
+        """Return a query of columns of the newest letters of groups, given the last times of these."""
+        newest = sa.select(_c.fault, *columns).where(*self._letters.chosen(where))
+        newest = newest.order_by(_c.discarded_ms.desc()).limit(limit)
+        # The time is where an index begins, also if the letters of a kind are few in the group.
+        each = (newest.where(_c.fault == number, _c.discarded_ms <= last) for number, last in heads)
+        return sa.union_all(*(sa.select(query.subquery()) for query in each))
 
     def group_older(self) -> Iterator[int]:
-        """Add the column and the index if they are missing, and fill in the fingerprints."""
+        """Add the column and the indexes that are missing, and fill in the fingerprints."""
         self._db.get_ready()
         if not self._db.has(FAULT.name):
             self._db.grow(at_once=True)
+        self._db.replace_indexes()
         done = _BATCH if self._db.has(FAULT.name) and self._db.build_index() else 0
         while done == _BATCH:
             done = self._group_some()
@@ -218,22 +264,37 @@ class SQLGroups:
 
 def _by_number(rows: Any) -> defaultdict[int, list[Any]]:
     """Return the rows of each group, which its number begins."""
-    found = defaultdict[int, list[Any]](list)
+    by_number = defaultdict[int, list[Any]](list)
     for row in rows:
-        found[row[0]].append(tuple(row))
-    return found
+        by_number[row[0]].append(row)
+    return by_number
 
 
-def _group(head: Any, deaths: Sequence[int], newest: Sequence[Any], samples: Sequence[Any]) -> Group:
-    number, first, last = head
-    types, queues = (tuple(dict.fromkeys(each[place] for each in newest))[:NAMED] for place in (1, 2))
+def _grouped(page: GroupPage) -> tuple[sa.ColumnElement[bool], ...]:
+    return _c.fault.is_not(None), _c.fault.not_in([*map(group_number, page.but)])
+
+
+def _order(page: GroupPage, fault: Any, last: Any, count: Any) -> Iterator[sa.ColumnElement[Any]]:
+    by = (last, count) if page.order == "last" else (count, last)
+    return iter((*(each.desc() for each in by), fault))
+
+
+def _deaths_in(rows: Iterable[Any], steps: int) -> Sequence[int]:
+    deaths = [0] * steps
+    for row in rows:
+        deaths[row.step] += row.n
+    return deaths
+
+
+def _group(found: _Found, first: int, record: str) -> Group:
+    types, queues = (tuple(dict.fromkeys(each))[:NAMED] for each in (found.types, found.queues))
     return Group(
-        group_of_number(number),
-        sum(deaths),
+        group_of_number(found.number),
+        sum(found.deaths),
         from_ms(first),
-        from_ms(last),
+        from_ms(found.last),
         types,
         queues,
-        tuple(deaths[1:-1]),
-        letter_from_json(samples[0][1]),
+        tuple(found.deaths[1:-1]),
+        from_json(Letter, record),
     )

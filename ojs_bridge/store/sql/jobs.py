@@ -11,32 +11,32 @@ from uuid import uuid4
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ..jobs import (
-    ALL_PARKED,
-    Due,
-    Grant,
-    Parked,
-    ParkedFilter,
-    ParkedPage,
-    Reservation,
-    ReserveAnswer,
-    Settle,
-)
-from ..records import from_ms, index_id, index_text, parked_from_json, to_json, to_ms
+from ..filter import EVERYTHING, Filter
+from ..jobs import Due, Grant, Parked, ParkedPage, Reservation, ReserveAnswer, Settle
+from ..records import from_json, from_ms, index_id, index_text, to_json, to_ms
 from . import tables
 from .database import Database
 from .statements import Upsert, batches, beginning, equals, matching, page, picked, updated
 
 #: How long the store remembers a reservation that nobody settles or extends, after it has expired.
 OUTLIVE_MS = timedelta(weeks=1) // timedelta(milliseconds=1)
+#: For how long after its `until` a record is not looked at. No index tells when it may go, because each
+#: settling changes that.
+REST_MS = timedelta(days=1) // timedelta(milliseconds=1)
 
+#: How long the store remembers a suspicion against a family of processes.
+SUSPECTED = timedelta(days=1)
+
+_TAKEN = ReserveAnswer(Grant.TAKEN)
+#: A parameter would be a value that no row has.
+_EMPTY: sa.ColumnClause[str] = sa.literal_column("''")
 _r = tables.reservations.c
 _RESERVE = Upsert(
     tables.reservations,
     *("fence", "settled", "holder", "mark", "lost", "until_ms", "keep_until_ms"),
     where=lambda new: sa.and_(
         _r.fence < new["fence"],
-        sa.or_(new["publication"] == "", _r.publication.in_(("", new["publication"]))),
+        sa.or_(new["publication"] == _EMPTY, _r.publication.in_((_EMPTY, new["publication"]))),
     ),
 )
 _SETTLE = Upsert(
@@ -48,8 +48,10 @@ _SETTLE = Upsert(
 _SETTLE_FOR_DEAD = Upsert(
     tables.reservations,
     *("settled", "holder", "keep_until_ms"),
-    where=lambda new: sa.and_(_r.fence == new["fence"], sa.or_(sa.not_(_r.settled), _r.holder == "")),
+    where=lambda new: sa.and_(_r.fence == new["fence"], sa.or_(sa.not_(_r.settled), _r.holder == _EMPTY)),
 )
+_s = tables.suspects.c
+_SUSPECT = Upsert(tables.suspects)
 _LOOKED_AT = ("fence", "settled", "publication", "holder", "until_ms", "mark", "lost")
 _LOOK = sa.select(*(_r[name] for name in _LOOKED_AT)).where(
     _r.namespace == sa.bindparam("namespace"), _r.key == sa.bindparam("key")
@@ -72,7 +74,7 @@ class SQLReservations:
         now: datetime,
         until: datetime,
     ) -> ReserveAnswer:
-        """Reserve a run until a time, atomically: one round trip when it is free, two when it is not."""
+        """Reserve a run until a time, atomically: one round trip when it is free, three when it is not."""
         until_ms = to_ms(until)
         row = {
             "namespace": self._db.namespace,
@@ -86,6 +88,8 @@ class SQLReservations:
             "until_ms": until_ms,
             "keep_until_ms": until_ms + OUTLIVE_MS,
         }
+        if self._db.write(_RESERVE, row):
+            return _TAKEN
         with self._db.connection() as connection:
             # Another request has changed the record since the last round.
             while not _RESERVE(connection, row):
@@ -98,7 +102,7 @@ class SQLReservations:
                     return ReserveAnswer(grant, from_ms(record.until_ms), record.holder, record.mark)
                 if grant is not None:
                     return ReserveAnswer(grant)
-        return ReserveAnswer(Grant.TAKEN)
+        return _TAKEN
 
     def extend(
         self, reservations: Sequence[Reservation], *, holder: str, until: datetime
@@ -119,8 +123,17 @@ class SQLReservations:
 
     def settle(self, settle: Settle) -> bool:
         """Mark a reservation as settled; False when the record has another fence or holder."""
+        return self._db.write(*settling(self._db.namespace, settle))
+
+    def settle_all(self, settles: Sequence[Settle]) -> Sequence[Reservation]:
+        """Settle reservations of holders that live, one a key; return those that are another's now."""
         with self._db.connection() as connection:
-            return mark_settled(connection, self._db.namespace, settle)
+            if _SETTLE.together(connection, [settling(self._db.namespace, each)[1] for each in settles]):
+                return ()
+            ours = self._any_of([each.reservation for each in settles])
+            holders = {index_id(each.holder or "") for each in settles}
+            query = sa.select(_r.key, _r.fence).where(ours, _r.settled, _r.holder.in_(holders))
+            return tuple(_without([each.reservation for each in settles], connection.execute(query)))
 
     def release(self, settle: Settle) -> bool:
         """Release a reservation unused; False when the record has another fence or holder, or is settled."""
@@ -145,12 +158,40 @@ class SQLReservations:
             self._db.change(over.where(self._any_of(batch)))
 
     def expire_before(self, now: datetime, *, limit: int) -> int:
-        """Delete records whose `keep_until` has passed, settled ones and abandoned ones."""
+        """Delete records whose `keep_until` has passed, settled ones and abandoned ones.
+
+        Records that were reserved for longer, or settled late, are few, and looked at again.
+        """
         mine, over = _r.namespace == self._db.namespace, _r.keep_until_ms <= to_ms(now)
-        query = sa.select(_r.key).where(mine, over).order_by(_r.keep_until_ms).limit(limit)
+        ended = _r.until_ms <= to_ms(now) - REST_MS
+        query = sa.select(_r.key).where(mine, ended, over).order_by(_r.until_ms).limit(limit)
         with self._db.connection() as connection:
             keys = sa.select(picked(connection, query).c.key)
-            return connection.execute(sa.delete(tables.reservations).where(mine, _r.key.in_(keys))).rowcount
+            expired = connection.execute(
+                sa.delete(tables.reservations).where(mine, _r.key.in_(keys))
+            ).rowcount
+        if self._db.has(tables.suspects.name):
+            self._db.change(sa.delete(tables.suspects).where(_s.since_ms < to_ms(now - SUSPECTED)))
+        return expired
+
+    def suspect(self, family: str, *, gone: bool) -> timedelta | None:
+        """Return for how long a family has been suspected; without its table it never is."""
+        self._db.get_ready()
+        if not self._db.has(tables.suspects.name):
+            return None
+        now_ms = to_ms(self._db.clock())
+        row = {"namespace": self._db.namespace, "family": index_id(family), "since_ms": now_ms}
+        since = sa.select(_s.since_ms).where(_s.namespace == row["namespace"], _s.family == row["family"])
+        with self._db.connection() as connection:
+            if gone:
+                _SUSPECT(connection, row)
+            since_ms = connection.execute(since).scalar()
+        return None if since_ms is None else timedelta(milliseconds=now_ms - since_ms)
+
+    def clear(self, family: str) -> None:
+        """End the suspicion against a family."""
+        if self._db.has(tables.suspects.name):
+            self._db.change(sa.delete(tables.suspects).where(_s.family == index_id(family)))
 
     def _any_of(self, reservations: Sequence[Reservation]) -> sa.ColumnElement[bool]:
         pairs = [(index_id(key), fence) for key, fence in reservations]
@@ -159,10 +200,11 @@ class SQLReservations:
         return sa.and_(_r.namespace == self._db.namespace, known, sa.tuple_(_r.key, _r.fence).in_(pairs))
 
 
-def mark_settled(connection: Connection, namespace: str, settle: Settle) -> bool:
-    """Settle a reservation; return whether that was for this holder to do."""
+def settling(namespace: str, settle: Settle) -> tuple[Upsert, dict[str, Any]]:
+    """Return the statement and the row that settle a reservation; written if this holder may settle it."""
     write = _SETTLE_FOR_DEAD if settle.holder is None else _SETTLE
-    row = {
+    keep_until_ms = to_ms(settle.keep_until)
+    return write, {
         "namespace": namespace,
         "key": index_id(settle.reservation.key),
         "fence": settle.reservation.fence,
@@ -171,10 +213,9 @@ def mark_settled(connection: Connection, namespace: str, settle: Settle) -> bool
         "holder": index_id(settle.holder or ""),
         "mark": "",
         "lost": False,
-        "until_ms": 0,
-        "keep_until_ms": to_ms(settle.keep_until),
+        "until_ms": keep_until_ms - REST_MS,
+        "keep_until_ms": keep_until_ms,
     }
-    return write(connection, row)
 
 
 def _without(reservations: Sequence[Reservation], rows: Iterable[Any]) -> Iterator[Reservation]:
@@ -237,8 +278,10 @@ class SQLParked:
             **_FREE,
         }
         with self._db.connection(durable=True) as connection:
-            if settle is not None and not mark_settled(connection, self._db.namespace, settle):
-                return False
+            if settle is not None:
+                write, settled = settling(self._db.namespace, settle)
+                if not write(connection, settled):
+                    return False
             _PARK(connection, row)
         return True
 
@@ -263,13 +306,15 @@ class SQLParked:
 
     def unpark(self, retries: Sequence[Parked], claim: str) -> int:
         """Delete published retries that this claim still holds; return how many."""
-        return self._change(sa.delete(tables.parked), retries, claim)
+        delete = sa.delete(tables.parked).where(_p.claim == claim)
+        return self._db.change_each(delete, _p.key, [index_id(retry.key) for retry in retries])
 
     def unclaim_parked(self, retries: Sequence[Parked], claim: str) -> None:
         """End the claim of retries that could not be published: they are due as before."""
-        self._change(sa.update(tables.parked).values(_FREE), retries, claim)
+        free = sa.update(tables.parked).values(_FREE).where(_p.claim == claim)
+        self._db.change_each(free, _p.key, [index_id(retry.key) for retry in retries])
 
-    def list_parked(self, where: ParkedFilter, *, limit: int, cursor: str | None) -> ParkedPage:
+    def list_parked(self, where: Filter, *, limit: int, cursor: str | None) -> ParkedPage:
         """Return a page, the next one due first; raises ValueError for a cursor that no page gave out."""
         query = sa.select(*_SHOWN).where(*self._wanted(where))
         with self._db.connection() as connection:
@@ -298,7 +343,7 @@ class SQLParked:
         """Delete a retry; False when it is claimed, was replaced or is gone."""
         return self._changed(sa.delete(tables.parked), parked)
 
-    def count_parked(self, where: ParkedFilter = ALL_PARKED) -> int:
+    def count_parked(self, where: Filter = EVERYTHING) -> int:
         """Count the parked retries of some kind."""
         query = sa.select(sa.func.count()).where(*self._wanted(where))
         with self._db.connection() as connection:
@@ -328,15 +373,11 @@ class SQLParked:
         with self._db.connection(durable=True) as connection:
             return connection.execute(statement.where(*same)).rowcount == 1
 
-    def _change(self, statement: sa.Update | sa.Delete, retries: Sequence[Parked], claim: str) -> int:
-        keys = [index_id(retry.key) for retry in retries]
-        return self._db.change_each(statement.where(_p.claim == claim), _p.key, keys)
-
-    def _wanted(self, where: ParkedFilter) -> Iterator[sa.ColumnElement[bool]]:
+    def _wanted(self, where: Filter) -> Iterator[sa.ColumnElement[bool]]:
         yield _p.namespace == self._db.namespace
         yield from equals(_p.queue, where.queue)
         yield from matching(_p.type, where.type, on_postgres=self._db.is_postgres)
 
 
 def _parked(row: Any) -> Parked:
-    return parked_from_json(row.record, due_ms=row.due_ms)
+    return from_json(Parked, row.record, next_retry_at=from_ms(row.due_ms))

@@ -17,19 +17,20 @@ from sqlalchemy.engine import Connection
 
 from ...errors import StoreError
 from ...rules.job import PlacedEntry
+from ..filter import EVERYTHING, Filter
 from ..jobs import Settle
-from ..protocol import EVERY_LETTER, Claim, Claimed, Letter, LetterFilter, Page, Stats, counts_of
+from ..protocol import Claim, Claimed, Letter, Page, Stats, counts_of
 from ..records import (
+    from_json,
     from_ms,
     group_number,
     index_id,
     index_text,
-    letter_from_json,
     to_json,
     to_ms,
 )
 from .database import Database
-from .jobs import mark_settled
+from .jobs import settling
 from .statements import (
     INSERTS,
     Upsert,
@@ -110,16 +111,16 @@ class SQLTexts:
 
     def letters(self, letter_ids: Sequence[str]) -> Sequence[Any]:
         """Return the ids, times and records of those of these dead letters that are there."""
-        found = list[Any]()
+        rows = list[Any]()
         for batch in batches(letter_ids):
             ours = sa.and_(_c.namespace == self._db.namespace, _c.id.in_(batch))
             with self._db.connection() as connection:
-                found += connection.execute(_RECORDS.where(ours))
-        return found
+                rows += connection.execute(_RECORDS.where(ours))
+        return rows
 
     def _row(self, row: Any, text_of: Callable[[Letter], str | None]) -> Mapping[str, Any]:
         try:
-            text = text_of(letter_from_json(row.record))
+            text = text_of(from_json(Letter, row.record))
         except (ValueError, KeyError, TypeError, AttributeError):
             text = None
         text = None if text is None or len(text) > LONGEST else index_text(text, LONGEST)
@@ -169,8 +170,10 @@ class SQLLetters:
     def bury(self, letter: Letter, settle: Settle | None = None) -> bool:
         """Settle the job's reservation; write its letter in place of an earlier one and of kept entries."""
         with self._db.connection(durable=True) as connection:
-            if settle is not None and not mark_settled(connection, self._db.namespace, settle):
-                return False
+            if settle is not None:
+                write, settled = settling(self._db.namespace, settle)
+                if not write(connection, settled):
+                    return False
             self._bury(connection, [letter])
         if settle is None:
             # An imported letter may have the time of the one that it replaces.
@@ -236,52 +239,40 @@ class SQLLetters:
         """Delete the kept entries of a job."""
         self._db.change(sa.delete(errors).where(self._of(job_id)))
 
-    def list(
-        self,
-        where: LetterFilter,
-        *,
-        limit: int,
-        cursor: str | None,
-        oldest_first: bool = False,
-        text: str | None = None,
-    ) -> Page:
+    def list(self, where: Filter, *, limit: int, cursor: str | None, oldest_first: bool = False) -> Page:
         """Return a page of letters that may have the text. One page searches at most 20,000 letters."""
         newest = not oldest_first
-        if text is not None and self._texts.are_kept():
-            return self._search(text, where, limit, cursor, newest=newest)
+        if where.text is not None and self._texts.are_kept():
+            return self._search(where, where.text.casefold(), limit, cursor, newest=newest)
         query = _LISTED.where(*self.chosen(where))
         with self._db.connection() as connection:
             rows, more = page(connection, query, limit, cursor, newest=newest)
-        listed = tuple(letter_from_json(row.record) for row in rows)
+        listed = tuple(from_json(Letter, row.record) for row in rows)
         if where.group is not None:
-            self._send_off([letter for letter in listed if letter.group != where.group], where.group)
+            # An earlier release has replaced these without a new fingerprint.
+            strays = [index_id(letter.id) for letter in listed if letter.group != where.group]
+            change = sa.update(letters).where(_c.fault == group_number(where.group)).values(fault=None)
+            self._db.change_each(change, letters.c.id, strays)
             listed = tuple(letter for letter in listed if letter.group == where.group)
         return Page(listed, more)
 
-    def _search(
-        self, text: str, where: LetterFilter, limit: int, cursor: str | None, *, newest: bool
-    ) -> Page:
+    def _search(self, where: Filter, text: str, limit: int, cursor: str | None, *, newest: bool) -> Page:
         # Letters of all kinds are searched, whose index tells their end: those of a kind may be far apart.
-        searched = PLACES.where(*self.chosen(LetterFilter(since=where.since, until=where.until)))
+        searched = PLACES.where(*self.chosen(Filter(since=where.since, until=where.until)))
         at, key = letters.c.discarded_ms, letters.c.id
         with self._db.connection() as connection:
             end = page_end(connection, searched, SEARCHED, cursor, newest=newest)
             kind = PLACES.where(*self.chosen(where), *up_to(at, key, end, newest=newest))
             rows, more = page(connection, kind.where(self._texts.may_say(text)), limit, cursor, newest=newest)
         records = {row.id: row.record for row in self._texts.letters([row.id for row in rows])}
-        listed = (letter_from_json(records[row.id]) for row in rows if row.id in records)
+        listed = (from_json(Letter, records[row.id]) for row in rows if row.id in records)
         return Page(tuple(each for each in listed if where.group in (None, each.group)), more or end)
-
-    def _send_off(self, strays: Sequence[Letter], group: str) -> None:
-        """Take letters out of a group that an earlier release has replaced without a new fingerprint."""
-        change = sa.update(letters).where(letters.c.fault == group_number(group)).values(fault=None)
-        self._db.change_each(change, letters.c.id, [index_id(stray.id) for stray in strays])
 
     def cursor_after(self, letter: Letter) -> str:
         """Return the cursor that names a letter."""
         return write_cursor(to_ms(letter.discarded_at), index_id(letter.id))
 
-    def count(self, where: LetterFilter) -> int:
+    def count(self, where: Filter) -> int:
         """Return how many letters there are of some kind."""
         query = sa.select(sa.func.count()).select_from(letters).where(*self.chosen(where))
         with self._db.connection() as connection:
@@ -298,7 +289,7 @@ class SQLLetters:
         """Return a dead letter, or None."""
         with self._db.connection() as connection:
             record = connection.execute(sa.select(letters.c.record).where(self._are([letter_id]))).scalar()
-        return None if record is None else letter_from_json(record)
+        return None if record is None else from_json(Letter, record)
 
     def letters_beginning(self, text: str, limit: int) -> Sequence[str]:
         """Return ids that begin with a text, from the primary key's index."""
@@ -312,13 +303,14 @@ class SQLLetters:
         claim = to_ms(now + timedelta(seconds=seconds)) << _BITS | secrets.randbits(_BITS)
         records: dict[str, str] = {}
         for batch in batches(letter_ids):
-            ours = sa.and_(self._are(batch), letters.c.claimed_until == claim)
-            statement = sa.update(letters).where(self._are(batch), _free(now)).values(claimed_until=claim)
+            these = self._are(batch)
+            statement = sa.update(letters).where(these, _free(now)).values(claimed_until=claim)
+            ours = sa.and_(these, letters.c.claimed_until == claim)
             with self._db.connection() as connection:
                 rows = updated(connection, statement, (letters.c.id, letters.c.record), ours)
-            records.update((row.id, row.record) for row in rows)
-        found = (records.get(index_id(letter_id)) for letter_id in letter_ids)
-        return Claimed(claim, tuple(letter_from_json(record) for record in found if record is not None))
+            records.update({row.id: row.record for row in rows})
+        claimed = [from_json(Letter, records[i]) for i in map(index_id, letter_ids) if i in records]
+        return Claimed(claim, tuple(claimed))
 
     def unclaim(self, letter_ids: Sequence[str], claim: Claim) -> None:
         """End the claims that are still ours."""
@@ -332,7 +324,7 @@ class SQLLetters:
         self._texts.forget(letter_ids)
         return deleted
 
-    def stats(self, where: LetterFilter = EVERY_LETTER) -> Stats:
+    def stats(self, where: Filter = EVERYTHING) -> Stats:
         """Count the letters of some kind, in all and by queue, type and last error type."""
         kind, at = (letters.c.queue, letters.c.type, letters.c.error_type), letters.c.discarded_ms
         query = sa.select(*kind, sa.func.count(), sa.func.min(at), sa.func.max(at)).group_by(*kind)
@@ -352,7 +344,7 @@ class SQLLetters:
     def _of(self, job_id: str) -> sa.ColumnElement[bool]:
         return sa.and_(errors.c.namespace == self._db.namespace, errors.c.job_id == index_id(job_id))
 
-    def chosen(self, where: LetterFilter) -> Iterator[sa.ColumnElement[bool]]:
+    def chosen(self, where: Filter) -> Iterator[sa.ColumnElement[bool]]:
         """Yield the conditions of the letters that a filter chooses."""
         yield letters.c.namespace == self._db.namespace
         yield from equals(letters.c.queue, where.queue)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import glob
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import sqlalchemy as sa
@@ -49,21 +51,38 @@ class Upsert:
         where: Callable[[New], sa.ColumnElement[bool]] | None = None,
     ) -> None:
         self._table, self._replaced, self._changes, self._where = table, replaced, changes, where
-        self._statements = {
-            name: self._on_conflict(insert(table)).execution_options(preserve_rowcount=True)
-            for name, insert in INSERTS.items()
-        }
+        #: The statement for each kind of database.
+        self.statements = {name: self._on_conflict(insert(table)) for name, insert in INSERTS.items()}
 
     def __call__(self, connection: Connection, row: Mapping[str, Any]) -> bool:
         """Write a row; return whether it was written."""
-        return connection.execute(self._statements[connection.dialect.name], row).rowcount == 1
+        return connection.execute(self.statements[connection.dialect.name], row).rowcount == 1
 
-    def all(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write rows in one round trip."""
+    def all(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> bool:
+        """Write rows in one round trip; return whether all of them were written."""
         # A list makes the driver prepare a statement for many rows, which costs more for one.
-        connection.execute(self._statements[connection.dialect.name], rows if len(rows) > 1 else rows[0])
+        statement = self.statements[connection.dialect.name]
+        return connection.execute(statement, rows if len(rows) > 1 else rows[0]).rowcount == len(rows)
 
-    def _on_conflict(self, statement: Any) -> sa.Insert:
+    def together(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> bool:
+        """Write rows of different keys in one statement; return whether all of them were written."""
+        if len(rows) == 1 or connection.dialect.name != "postgresql":
+            return self.all(connection, rows)
+        # An escaped letter would need a database in UTF-8.
+        text = json.dumps(rows, ensure_ascii=False)
+        return connection.execute(self._of_json, {"rows": text}).rowcount == len(rows)
+
+    @cached_property
+    def _of_json(self) -> sa.Insert:
+        """PostgreSQL's statement for rows in one JSON text, which the client writes faster than arrays."""
+        text = sa.cast(sa.bindparam("rows", type_=sa.Text), sa.JSON)
+        read = sa.func.json_populate_recordset(sa.text(f"NULL::{self._table.name}"), text)
+        names = self._table.c.keys()
+        rows = sa.select(*read.table_valued(*names).c)
+        return self._on_conflict(postgresql_insert(self._table).from_select(names, rows))
+
+    def _on_conflict(self, inserting: Any) -> sa.Insert:
+        statement = inserting.execution_options(preserve_rowcount=True)
         keys = [column.name for column in self._table.primary_key]
         if not self._replaced:
             ignoring: sa.Insert = statement.on_conflict_do_nothing(index_elements=keys)

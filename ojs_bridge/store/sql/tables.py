@@ -5,6 +5,9 @@ Workers of that release go on with the store meanwhile, and no statement waits f
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
@@ -18,13 +21,19 @@ SCHEMA_VERSION = 4
 
 ID = sa.String(MAX_ID)
 
+#: How full PostgreSQL makes a page of reservations, in percent. One transaction may settle many of a page.
+FULL = 70
+
 metadata = sa.MetaData()
 
 
-def _by_prefix(name: str, column: str) -> sa.Index:
-    """Return an index that finds prefixes in a database of any collation."""
+def _by_prefix(name: str, column: str, *read: str) -> sa.Index:
+    """Return an index that finds prefixes in a database of any collation.
+
+    Groups and counts read the last columns there, and not the letters, which are anywhere on the disk.
+    """
     ops = {column: "text_pattern_ops"}
-    return sa.Index(name, "namespace", column, "discarded_ms", postgresql_ops=ops)
+    return sa.Index(name, "namespace", column, "discarded_ms", *read, postgresql_ops=ops)
 
 
 versions = sa.Table("ojs_schema", metadata, sa.Column("version", sa.Integer, primary_key=True))
@@ -45,10 +54,10 @@ letters = sa.Table(
     #: had other fingerprints, in a column of that name.
     sa.Column("fault", sa.BigInteger),
     sa.Index("ojs_dead_letters_newest", "namespace", "discarded_ms", "id"),
-    _by_prefix("ojs_dead_letters_by_type", "type"),
-    _by_prefix("ojs_dead_letters_by_error_type", "error_type"),
+    _by_prefix("ojs_dead_letters_types", "type", "fault", "queue", "error_type"),
+    _by_prefix("ojs_dead_letters_errors", "error_type", "fault", "queue", "type"),
     sa.Index("ojs_dead_letters_queue", "namespace", "queue", "discarded_ms"),
-    sa.Index("ojs_dead_letters_counted", "namespace", "queue", "type", "error_type", "discarded_ms"),
+    sa.Index("ojs_dead_letters_kinds", "namespace", "queue", "type", "error_type", "discarded_ms", "fault"),
 )
 
 errors = sa.Table(
@@ -79,7 +88,11 @@ parked = sa.Table(
     sa.Column("claimed_until_ms", sa.BigInteger, nullable=False),
     sa.Column("record", sa.Text, nullable=False),
     sa.Index("ojs_parked_due", "framework", "namespace", "due_ms", "key"),
-    sa.Index("ojs_parked_listed", "due_ms", "namespace", "key"),
+    # The queue and the type tell which rows need not be read.
+    sa.Index(
+        *("ojs_parked_kinds", "due_ms", "namespace", "key", "queue", "type"),
+        postgresql_ops={"type": "text_pattern_ops"},
+    ),
     sa.Index("ojs_parked_job", "job_id", "namespace"),
 )
 
@@ -99,8 +112,13 @@ reservations = sa.Table(
     sa.Column("lost", sa.Boolean, nullable=False),
     sa.Column("until_ms", sa.BigInteger, nullable=False),
     sa.Column("keep_until_ms", sa.BigInteger, nullable=False),
-    sa.Index("ojs_reservations_kept", "keep_until_ms", "namespace"),
+    # Where no index has a column that a settling changes, and the page has room, PostgreSQL settles without a
+    # new entry in any index.
+    sa.Index("ojs_reservations_ended", "until_ms", "namespace"),
 )
+#: Leaves room in the pages of reservations. SQLAlchemy's own option came after 2.0.28.
+_FILL = sa.DDL(f"ALTER TABLE ojs_reservations SET (fillfactor = {FULL})")  # type: ignore[no-untyped-call]
+sa.event.listen(reservations, "after_create", _FILL.execute_if(dialect="postgresql"))
 
 documents = sa.Table(
     "ojs_documents",
@@ -150,18 +168,42 @@ groups = sa.Table(
     sa.Column("first_ms", sa.BigInteger, nullable=False),
 )
 
+#: Families of processes that may be dead, and since when, by the server's clock.
+suspects = sa.Table(
+    "ojs_suspects",
+    metadata,
+    sa.Column("namespace", sa.String(64), primary_key=True),
+    sa.Column("family", ID, primary_key=True),
+    sa.Column("since_ms", sa.BigInteger, nullable=False),
+)
+
 #: What a store of an earlier release lacks: these tables, a column of dead letters, and the column's index.
 #: Jobs go on without them.
-LATER = (documents, rates, texts, groups)
+LATER = (documents, rates, texts, groups, suspects)
 FAULT = letters.c.fault
 GROUPED = sa.Index("ojs_dead_letters_by_fault", letters.c.namespace, FAULT, letters.c.discarded_ms)
+(ENDED,) = reservations.indexes
+_BEFORE = {
+    "ojs_reservations_ended": "ojs_reservations_kept",
+    "ojs_parked_kinds": "ojs_parked_listed",
+    "ojs_dead_letters_kinds": "ojs_dead_letters_counted",
+    "ojs_dead_letters_types": "ojs_dead_letters_by_type",
+    "ojs_dead_letters_errors": "ojs_dead_letters_by_error_type",
+}
+#: The indexes that are built in the place of those of earlier releases, whose names are here.
+REPLACED = {
+    index: _BEFORE[str(index.name)]
+    for table in (reservations, parked, letters)
+    for index in table.indexes
+    if index.name in _BEFORE
+}
 
 #: How long PostgreSQL waits for a lock on the table: all that comes after it waits, too.
 _LOCK = sa.text("SET LOCAL lock_timeout = '1s'")
 _ADD = sa.text(f"ALTER TABLE {letters.name} ADD COLUMN {FAULT.name} BIGINT")
 _IS_BUILDING = sa.text(
     "SELECT count(*) FROM pg_stat_progress_create_index"
-    " WHERE relid = to_regclass(:table) AND datname = current_database()"
+    " WHERE index_relid = to_regclass(:index) AND datname = current_database()"
 )
 _MAY_USE = sa.text(
     "SELECT bool_and(has_table_privilege(to_regclass(:table), word)"
@@ -183,7 +225,7 @@ def create(connection: Connection) -> None:
     tables = [table for table in metadata.sorted_tables if table not in LATER]
     metadata.create_all(connection, tables)
     for index in (each for table in tables for each in table.indexes):
-        if index is not GROUPED:
+        if index not in (GROUPED, *REPLACED):
             index.create(connection, checkfirst=True)
 
 
@@ -218,16 +260,34 @@ def add(connection: Connection, name: str) -> None:
     connection.execute(_ADD)
 
 
-def build_concurrently(url: sa.URL) -> bool:
-    """Build the index on PostgreSQL, however long it takes; return whether it is there."""
-    engine = sa.create_engine(url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT", hide_parameters=True)
-    with engine.connect() as connection:
-        if connection.execute(_IS_VALID, {"index": GROUPED.name}).scalar():
+def build_concurrently(url: sa.URL, index: sa.Index) -> bool:
+    """Build an index on PostgreSQL, however long it takes; return whether it is there."""
+    with _patient(url) as connection:
+        if connection.execute(_IS_VALID, {"index": index.name}).scalar():
             return True
-        if connection.execute(_IS_BUILDING, {"table": letters.name}).scalar():
+        if connection.execute(_IS_BUILDING, {"index": index.name}).scalar():
             return False
         # A build that was broken off leaves an index that is not valid.
-        connection.execute(sa.text(f"DROP INDEX CONCURRENTLY IF EXISTS {GROUPED.name}"))
-        build = str(sa.schema.CreateIndex(GROUPED).compile(connection))
+        connection.execute(sa.text(f"DROP INDEX CONCURRENTLY IF EXISTS {index.name}"))
+        build = str(sa.schema.CreateIndex(index).compile(connection))
         connection.execute(sa.text(build.replace("INDEX", "INDEX CONCURRENTLY", 1)))
     return True
+
+
+def drop_concurrently(url: sa.URL, index: sa.Index) -> None:
+    """Drop the index of earlier releases that PostgreSQL had in the place of this one.
+
+    Let it leave room in the pages of reservations.
+    """
+    with _patient(url) as connection:
+        if index is ENDED:
+            connection.execute(_FILL)
+        connection.execute(sa.text(f"DROP INDEX CONCURRENTLY IF EXISTS {REPLACED[index]}"))
+
+
+@contextmanager
+def _patient(url: sa.URL) -> Iterator[Connection]:
+    """Connect for statements that may take long, and stop nobody."""
+    engine = sa.create_engine(url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT", hide_parameters=True)
+    with engine.connect() as connection:
+        yield connection

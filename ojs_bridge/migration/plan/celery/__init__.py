@@ -14,9 +14,8 @@ from celery.exceptions import Ignore
 
 from ....bridge import Bridge
 from ....celery import compat, install
-from ....celery.attach import POLICIES, is_bridged, task_policy
+from ....celery.attach import POLICIES, explicit, is_bridged, options_as_policy, task_policy
 from ....celery.install import why_native
-from ....celery.native_options import explicit, options_as_policy
 from ....celery.sending import visibility_timeout
 from ....celery.wire import is_fanout
 from ....config.policies import EntryFields

@@ -15,7 +15,7 @@ from celery.local import PromiseProxy, Proxy
 from celery.utils.dispatch import Signal
 
 from ....celery import compat
-from ....celery.native_options import automatic
+from ....celery.attach import automatic
 from .. import (
     ENDLESS,
     MOST,

@@ -139,13 +139,13 @@ class Values:
             case ast.Constant(value=value):
                 return value if value is None or type(value) in (int, float, bool) else NOTHING
             case ast.Attribute(value=value, attr=attr) if self.is_task(value) and attr in SETTINGS:
-                found = vars(self.task).get(attr, attribute_of(self.task, attr))
-                return found if found is None or type(found) in (int, float, bool, dict) else NOTHING
+                setting = vars(self.task).get(attr, attribute_of(self.task, attr))
+                return setting if setting is None or type(setting) in (int, float, bool, dict) else NOTHING
             case ast.Name(id=name) if name in self.values:
                 return self.value(self.values[name], depth + 1) if depth < _DEPTH else NOTHING
             case ast.Name():
-                found = self.static(node)
-                return found if type(found) in (int, float) else NOTHING
+                setting = self.static(node)
+                return setting if type(setting) in (int, float) else NOTHING
         return self._combined(node, lambda *nodes: [self.value(x, depth) for x in nodes])
 
     def _combined(self, node: ast.AST, of: Callable[..., list[Any]]) -> Any:

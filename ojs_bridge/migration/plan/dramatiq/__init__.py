@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 from unittest.mock import patch
 
@@ -20,9 +20,9 @@ from dramatiq.middleware import AgeLimit, CurrentMessage, Middleware, Retries, S
 from ....bridge import Bridge
 from ....config.policies import EntryFields
 from ....dramatiq import install
+from ....dramatiq.actors import OF_RETRIES, options_as_policy
 from ....dramatiq.brokers import PATIENCE, is_broker, is_redis
 from ....dramatiq.compat import settings_of
-from ....dramatiq.native_options import OF_RETRIES, options_as_policy
 from ....engine.layers import in_ojs
 from ....errors import ConfigurationError
 from ....messages import RETRY_OPTION
@@ -131,7 +131,7 @@ def _grave(actor: Actor[..., Any], broker: Broker) -> str:
         return f"{queue}, which keeps it for {spoken(ttl / 1000)}"
     if is_broker(broker, "stub", "StubBroker"):
         return f"{queue}, in this process's memory"
-    return f"{type(broker).__name__} is told that it has failed, and does with it what it does"
+    return f"{type(broker).__name__} hears that it has failed, and treats it in its own way"
 
 
 def _is_rabbitmq(broker: Broker) -> bool:
@@ -236,13 +236,17 @@ class _Delays(Middleware):
             self.heard.append(delay / 1000)
 
 
-class _Ahead(Bridge):
-    """A bridge whose clock runs ahead, so that its retries are due at once."""
+class _Standing(Bridge):
+    """A bridge whose clock stands still, or a busy machine would shorten waits; put ahead, a retry is due."""
 
     ahead = timedelta(0)
 
+    @cached_property
+    def _began(self) -> datetime:
+        return super()._now()
+
     def _now(self) -> datetime:
-        return super()._now() + self.ahead
+        return self._began + self.ahead
 
 
 def measured(broker: Broker, planned_tasks: Sequence[Planned]) -> list[Planned]:
@@ -261,7 +265,7 @@ def measured(broker: Broker, planned_tasks: Sequence[Planned]) -> list[Planned]:
 
 
 def _moved(broker: StubBroker, url: str, entries: Mapping[str, EntryFields]) -> Iterator[Moved]:
-    bridge = _Ahead(url, retry={}, park_after=timedelta(days=3650))
+    bridge = _Standing(url, retry={}, park_after=timedelta(days=3650))
     install(broker, bridge, policies=entries, canary=100)
     for middleware in broker.middleware:
         if not _is_own(middleware):  # the user's own may start threads
@@ -297,7 +301,7 @@ def _is_own(middleware: Middleware) -> bool:
     return is_the_users(type(middleware).__module__)
 
 
-def _measured(broker: StubBroker, name: str, bridge: _Ahead | None = None) -> Measured:
+def _measured(broker: StubBroker, name: str, bridge: _Standing | None = None) -> Measured:
     """Fail a message and each of its retries, as a worker would, without waiting."""
     waits = next(m.heard for m in broker.middleware if isinstance(m, _Delays))
     waits.clear()

@@ -17,9 +17,9 @@ from dramatiq.broker import Broker
 from dramatiq.middleware import Middleware, Retries
 
 from ....dramatiq import OJSRetries
+from ....dramatiq.actors import names_exceptions
 from ....dramatiq.compat import settings_of
-from ....dramatiq.translate import names_exceptions
-from ....engine.runs import TaskPolicy
+from ....engine.layers import TaskPolicy
 from .. import ENDLESS, NOT_KNOWN, Open, Runs, WaitRange, dramatiq_wait
 from ..code import (
     Askers,

@@ -1,0 +1,369 @@
+"""Redis as the broker: a worker takes messages so that a kill loses none, many in one trip.
+
+Kombu pops a message, and the worker writes only later that it has the message. A worker that is killed in
+between loses it. Here one script does both, and notes which worker has the message: so another worker gives
+it back when that worker has died, and a worker that was taken for dead acknowledges nothing that is another's
+now. The command that waits for a message takes nothing.
+
+Kombu makes three trips a job, and its loop waits for two of them. Here the loop asks for as many messages as
+it has room for, sends with the question what it has to acknowledge, and does not wait. An acknowledgement
+that finds no connection is made later, which kombu gives up.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.resources import files
+from itertools import islice
+from queue import Empty
+from types import MappingProxyType
+from typing import Any
+
+from celery import Celery
+from kombu.transport.virtual import QoS
+from kombu.utils.encoding import bytes_to_str
+from kombu.utils.json import loads
+from kombu.utils.scheduling import priority_cycle, round_robin_cycle
+
+from ..engine.presence import present_key, text_of
+from . import compat
+
+logger = logging.getLogger("ojs_bridge")
+
+#: Seconds that an idle worker waits at one queue before it looks at all of them, priorities included.
+_WAIT_SECONDS = 0.5
+#: The most packed commands that a channel keeps: one for each order of its queues.
+_MOST_PACKED = 100
+#: The codes of errors that pass: a master without replicas takes no writes, a replica waits for no message.
+_PASSING = ("NOREPLICAS", "UNBLOCKED")
+#: How servers say that a user may not run a command, or that a script may not for this user.
+_DENIED = ("permission", "executing the script")
+
+#: The most messages that a worker takes, and acknowledges, in one step.
+_MOST = 100
+
+_TAKE = files(__package__).joinpath("take.lua").read_text(encoding="utf-8")
+_TAKE_SHA = hashlib.sha1(_TAKE.encode(), usedforsecurity=False).hexdigest()
+
+
+@functools.cache
+def _worker(_process: int) -> str:
+    return uuid.uuid4().hex
+
+
+def this_worker() -> str:
+    """Return the name under which this process takes messages."""
+    return _worker(os.getpid())
+
+
+def client_of(channel: Any) -> Any:
+    """Return redis-py's own client for a channel's connections; kombu's puts its prefix before some keys."""
+    client = getattr(channel, "_ojs_client", None)
+    if client is None or client.connection_pool is not channel.pool:
+        from redis import Redis
+
+        client = channel._ojs_client = Redis(connection_pool=channel.pool)
+    return client
+
+
+def keys_of(channel: Any) -> tuple[str, str, str]:
+    """Return the keys of the unacknowledged messages, of their index, and of their workers."""
+    prefix, unacked = channel.global_keyprefix, channel.unacked_key
+    return prefix + unacked, prefix + channel.unacked_index_key, f"{prefix}{unacked}_ojs_workers"
+
+
+def take_safely(app: Celery) -> None:
+    """Make an app's worker take a message from Redis and note that in the same step."""
+    connect = app.connection_for_read
+    owed: dict[str, None] = {}
+
+    @functools.wraps(connect)
+    def connection_for_read(*args: Any, **options: Any) -> Any:
+        connection = connect(*args, **options)
+        create = compat.create_transport(connection)
+
+        def create_transport() -> Any:
+            transport = create()
+            if _is_redis(transport):
+                transport.Channel, transport.ojs_owed = _taking(transport.Channel), owed
+            return transport
+
+        compat.create_transport.set(connection, create_transport)
+        return connection
+
+    app.connection_for_read = connection_for_read
+
+
+def _is_redis(transport: Any) -> bool:
+    module = sys.modules.get("kombu.transport.redis")
+    return module is not None and isinstance(transport, module.Transport)
+
+
+@functools.cache
+def _taking(channel: Any) -> Any:
+    """Return a subclass of kombu's channel, or of the user's, that takes messages in the bridge's way."""
+    replaced = {compat.can_consume.name: Owing._ojs_may_consume}
+    qos = type(channel.QoS.__name__, (Owing, channel.QoS), replaced)
+    methods = {compat.brpop_start.name: Taking._ojs_ask, compat.brpop_read.name: Taking._ojs_read}
+    own = {"__module__": channel.__module__, "QoS": qos, **methods}
+    return type(channel.__name__, (Taking, channel), own)
+
+
+def _words(*words: object) -> bytes:
+    """Return words as they travel to Redis: redis-py's own way takes tens of microseconds."""
+    encoded = (word if isinstance(word, bytes) else str(word).encode() for word in words)
+    return b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)
+
+
+class Taking:
+    """Mixed into kombu's Redis channel; on a server without BLMOVE the channel works as kombu's."""
+
+    #: Whether the worker's loop goes on while messages wait for it; then many travel in one step.
+    ojs_gathers = False
+    #: Whether the queues were empty when a message was last asked for.
+    _ojs_idle = False
+    #: Whether the answer that is awaited is that of the command that only waits for a message.
+    _ojs_waiting = False
+    _ojs_waits = 0
+    _ojs_stock = False
+    #: Whether kombu itself takes the next message, which the script cannot read.
+    _ojs_next_is_stock = False
+    #: Whether a message is being delivered that the script has noted.
+    _ojs_noted = False
+    #: The queues in the order of the last question, and the acknowledgements that went with it.
+    _ojs_asked: tuple[str, ...] = ()
+    _ojs_sent: tuple[str, ...] = ()
+    #: The queues that are consumed without acknowledgement, such as those for the answers of other workers.
+    _ojs_unacknowledged: frozenset[str] = frozenset()
+    #: For each order of the queues what is the same each time: the command's number of words, and the words.
+    _ojs_packed: Mapping[tuple[str, ...], tuple[int, bytes]] = MappingProxyType({})
+
+    def basic_consume(self: Any, queue: str, no_ack: bool, *args: Any, **options: Any) -> Any:
+        """Consume from a queue."""
+        self._ojs_unacknowledged = self._ojs_unacknowledged - {queue} | ({queue} if no_ack else set())
+        self._ojs_packed = {}
+        return super().basic_consume(queue, no_ack, *args, **options)  # type: ignore[misc]
+
+    def close(self: Any) -> None:
+        """Close, in an outage, too.
+
+        Kombu first reads the answer to its last command. Where that fails, it closes the channel once more
+        without its connection, and the worker ends.
+        """
+        if compat.in_poll(self):
+            with suppress(Empty, *self.connection_errors):
+                compat.brpop_read(self)()
+        super().close()  # type: ignore[misc]
+
+    def basic_cancel(self: Any, consumer_tag: str) -> Any:
+        """End a consumer; with the last one, what was asked for goes back: jobs may run for long."""
+        result = super().basic_cancel(consumer_tag)  # type: ignore[misc]
+        if self.ojs_gathers and not self.active_queues:
+            if compat.in_poll(self) and not self._ojs_waiting:
+                with suppress(Empty):
+                    compat.brpop_read(self)()
+            self.qos.ojs_pay()
+        return result
+
+    @property
+    def ojs_defers(self: Any) -> bool:
+        """Whether the loop sends acknowledgements at its next turn."""
+        return bool(self.ojs_gathers and not self._ojs_stock and self.active_queues)
+
+    def _ojs_ask(self: Any, *args: Any, **options: Any) -> None:
+        """Send the command that takes messages or, if the queues were empty, the one that waits for one."""
+        queues = tuple(compat.queue_cycle(self).consume(len(self.active_queues)))
+        if self._ojs_stock or self._ojs_next_is_stock or not queues:
+            compat.brpop_start(super())(*args, **options)
+            return
+        connection = compat.client_connection(self.client)
+        compat.in_poll.set(self, connection)
+        compat.brpop_sent_at.set(self, time.monotonic())
+        self._ojs_sent = tuple(islice(self.qos.ojs_owed, _MOST)) if self.ojs_defers else ()
+        self._ojs_waiting = self._ojs_idle and not self._ojs_sent
+        if self._ojs_waiting:
+            compat.send_command(connection)(*self._ojs_wait(queues))
+            return
+        self._ojs_asked = queues
+        count, same = self._ojs_packed.get(queues) or self._ojs_pack(queues)
+        command = b"*%d\r\n%b%b" % (
+            count + len(self._ojs_sent),
+            same,
+            _words(self._ojs_room(), *self._ojs_sent),
+        )
+        compat.send_packed_command(connection)([command])
+
+    def _ojs_pack(self: Any, queues: tuple[str, ...]) -> tuple[int, bytes]:
+        """Return what depends on the order of the queues alone, after the number of the command's words."""
+        list_of, prefix = compat.q_for_pri(self), self.global_keyprefix
+        lists = [prefix + list_of(queue, step) for step in self.priority_steps for queue in queues]
+        keys = [*keys_of(self), present_key(keys_of(self)[0]), *lists]
+        flags = "".join("1" if queue in self._ojs_unacknowledged else "0" for queue in queues)
+        words = ["EVALSHA", _TAKE_SHA, len(keys), *keys, flags, this_worker(), int(self._ojs_turns is True)]
+        kept = self._ojs_packed if len(self._ojs_packed) < _MOST_PACKED else {}
+        packed = len(words) + 1, _words(*words)
+        self._ojs_packed = {**kept, queues: packed}
+        return packed
+
+    @property
+    def _ojs_turns(self: Any) -> bool | None:
+        """Whether a queue that has given a message comes last; None if the user's own class decides that."""
+        rotate = type(compat.queue_cycle(self)).rotate
+        return {round_robin_cycle.rotate: True, priority_cycle.rotate: False}.get(rotate)
+
+    def _ojs_room(self: Any) -> int:
+        """Return the most messages to take now."""
+        if not self.ojs_gathers or self._ojs_turns is None:
+            return 1
+        room = self.qos.can_consume_max_estimate()
+        return _MOST if room is None else max(1, min(room, _MOST))
+
+    def _ojs_wait(self: Any, queues: tuple[str, ...]) -> tuple[Any, ...]:
+        """Return the command that waits for a message at one queue, and leaves it there."""
+        self._ojs_waits += 1
+        queue = queues[self._ojs_waits % len(queues)]
+        key = self.global_keyprefix + compat.q_for_pri(self)(queue, self.priority_steps[0])
+        return "BLMOVE", key, key, "RIGHT", "RIGHT", _WAIT_SECONDS
+
+    def _ojs_read(self: Any, **options: Any) -> Any:
+        """Read the answer, and deliver the messages in it; raises Empty without one."""
+        if self._ojs_stock or self._ojs_next_is_stock:
+            self._ojs_next_is_stock = False
+            return compat.brpop_read(super())(**options)
+        waited, sent = self._ojs_waiting, self._ojs_sent
+        self._ojs_waiting, self._ojs_sent = False, ()
+        try:
+            taken = self._ojs_answer("BLMOVE" if waited else "EVALSHA", **options)
+        except self.ResponseError as error:
+            self._ojs_idle = False
+            self._ojs_refused(error, waited)
+            raise Empty from None
+        for delivery_tag in sent:
+            self.qos.ojs_owed.pop(delivery_tag, None)
+        self._ojs_idle = not waited and not taken
+        if waited or not taken:
+            raise Empty
+        self._ojs_deliver([(self._ojs_asked[n % len(self._ojs_asked)], tag, item) for n, tag, item in taken])
+        return True
+
+    def _ojs_answer(self: Any, command: str, **options: Any) -> Any:
+        connection = compat.client_connection(self.client)
+        try:
+            return compat.parse_response(self.client)(connection, command, **options)
+        except self.connection_errors:
+            connection.disconnect()
+            raise
+        finally:
+            compat.in_poll.set(self, None)
+            compat.flush_brpop_reauth(self, lambda: None)()
+
+    def _ojs_refused(self: Any, error: Exception, waited: bool) -> None:
+        """Find another way to take messages; raises the error if there is none."""
+        if str(error).startswith(_PASSING):
+            raise ConnectionError(str(error)) from error
+        if "OJSNATIVE" in str(error):
+            self._ojs_next_is_stock = True
+        elif waited or any(word in str(error).lower() for word in _DENIED):
+            self._ojs_give_up(error)
+        elif type(error).__name__ == "NoScriptError":
+            client_of(self).script_load(_TAKE)
+        else:
+            raise error
+
+    def _ojs_deliver(self: Any, taken: list[tuple[str, bytes | str, bytes | str]]) -> None:
+        """Deliver messages that the script has noted; those of a queue that has no consumer now go back."""
+        deliver, consumers = compat.deliver(self.connection), compat.callbacks(self.connection)
+        for _, tag, _ in taken:
+            # If an error keeps a message from being delivered, the channel gives it back as it closes.
+            if tag:
+                QoS.append(self.qos, None, text_of(tag))
+        # The last one goes to the head of its queue first.
+        for queue, tag, _ in reversed(taken):
+            if tag and queue not in consumers:
+                self.qos.restore_by_tag(text_of(tag))
+                QoS.ack(self.qos, text_of(tag))
+        for queue, tag, item in taken:
+            if tag and queue not in consumers:
+                continue
+            compat.queue_cycle(self).rotate(queue)
+            self._ojs_noted = bool(tag)
+            try:
+                deliver(loads(bytes_to_str(item)), queue)
+            finally:
+                self._ojs_noted = False
+
+    def _ojs_give_up(self: Any, error: Exception) -> None:
+        """Take messages in kombu's way from now on: this server has no such command, or does not allow it."""
+        self._ojs_stock = True
+        logger.warning("a killed worker may lose a job that Redis has just given it: %s", error)
+
+
+class Owing:
+    """Mixed into the class in which kombu counts a Redis channel's deliveries."""
+
+    def __init__(self: Any, channel: Any, *args: Any, **options: Any) -> None:
+        super().__init__(channel, *args, **options)  # type: ignore[call-arg]
+        #: What is to be acknowledged; the channel that comes after an outage acknowledges what is left.
+        self.ojs_owed: dict[str, None] = channel.connection.ojs_owed
+
+    def append(self: Any, message: Any, delivery_tag: str) -> None:
+        """Count a delivery; kombu's own way would note once more in Redis what the script has noted."""
+        if self.channel._ojs_noted:
+            self.channel._ojs_noted = False
+            QoS.append(self, message, delivery_tag)
+        else:
+            super().append(message, delivery_tag)  # type: ignore[misc]
+
+    def ack(self: Any, delivery_tag: str) -> None:
+        """Acknowledge a delivery: now, or with the next question for messages."""
+        self.ojs_owed[delivery_tag] = None
+        QoS.ack(self, delivery_tag)
+        if not self.channel.ojs_defers:
+            self.ojs_pay()
+
+    def restore_by_tag(self: Any, tag: str, *args: Any, **options: Any) -> None:
+        """Put a delivery back into its queue, where it has no worker."""
+        # First, or the note of a worker that takes it at once might be lost.
+        if not self.channel._ojs_stock:
+            client_of(self.channel).hdel(keys_of(self.channel)[2], tag)
+        super().restore_by_tag(tag, *args, **options)  # type: ignore[misc]
+
+    def restore_unacked_once(self: Any, *args: Any, **options: Any) -> None:
+        """Put back what is not acknowledged: the channel closes."""
+        self._ojs_try_to_pay()
+        super().restore_unacked_once(*args, **options)  # type: ignore[misc]
+
+    def _ojs_may_consume(self: Any) -> bool:
+        """Return whether the consumer may take another message; its loop asks at each turn."""
+        room = bool(compat.can_consume(super())())
+        # With room, and if nothing is awaited that may take long, the next question acknowledges.
+        if self.ojs_owed and not (room and self.channel.ojs_defers and not self.channel._ojs_waiting):
+            self._ojs_try_to_pay()
+        return room
+
+    def _ojs_try_to_pay(self: Any) -> None:
+        try:
+            self.ojs_pay()
+        except self.channel.connection_errors:
+            logger.info("acknowledgements wait for Redis")
+
+    def ojs_pay(self: Any) -> None:
+        """Acknowledge all that is owed, and wait for the answer."""
+        while owed := tuple(islice(self.ojs_owed, _MOST)):
+            if self.channel._ojs_stock:
+                for delivery_tag in owed:
+                    super().ack(delivery_tag)  # type: ignore[misc]
+            else:
+                keys = keys_of(self.channel)
+                take = client_of(self.channel).register_script(_TAKE)
+                take([*keys, present_key(keys[0])], ["", this_worker(), 0, 0, *owed])
+            for delivery_tag in owed:
+                self.ojs_owed.pop(delivery_tag, None)

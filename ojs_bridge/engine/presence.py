@@ -1,0 +1,196 @@
+"""The presence of workers on Redis, where a broker does not say whose connection has ended.
+
+Each worker says every second that it lives, and is subscribed to a channel of its own. Redis ends the
+subscription with the connection: at once when the process is killed, and not while it is slow or frozen. The
+messages of a worker that is silent and has no subscription are given back by another worker.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+logger = logging.getLogger("ojs_bridge")
+
+#: How often, in seconds, a worker says that it lives, and looks after the others.
+LOOK_SECONDS = 1.0
+#: After how many seconds of silence a worker without a subscription is suspected, and then taken for dead.
+SUSPECTED_AFTER, DEAD_AFTER = 1.5, 4.0
+#: For how many seconds after an outage of Redis nobody is taken for dead: all have to come back.
+GRACE = 15.0
+
+#: How often, in seconds, a worker uses its subscription, so that no network forgets the connection.
+PING_SECONDS = 15.0
+
+#: KEYS: the times at which workers said that they live, and what they say of themselves.
+#: ARGV: a worker, what it says, seconds, and the worker's channel. Returns how many are subscribed to the
+#: channel, -1 if that may not be asked, and the workers that have been silent for longer, by the server's
+#: clock: each with what it said, its time, and the seconds of its silence.
+_LOOK = """
+local time = redis.call('TIME')
+local now = time[1] + time[2] / 1000000
+redis.call('ZADD', KEYS[1], string.format('%.6f', now), ARGV[1])
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+local silent = {}
+for _, worker in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[3])) do
+  local at = redis.call('ZSCORE', KEYS[1], worker)
+  silent[#silent + 1] = {worker, redis.call('HGET', KEYS[2], worker) or '["", []]', at, tostring(now - at)}
+end
+local subscribed = redis.pcall('PUBSUB', 'NUMSUB', ARGV[4])
+return {subscribed.err and -1 or subscribed[2], silent}
+"""
+#: KEYS as above; ARGV: a worker and its time. Forgets the worker, unless it has said since that it lives.
+_FORGET = """
+if redis.call('ZSCORE', KEYS[1], ARGV[1]) == ARGV[2] then
+  redis.call('ZREM', KEYS[1], ARGV[1])
+  redis.call('HDEL', KEYS[2], ARGV[1])
+end
+"""
+
+
+class Dead(NamedTuple):
+    """A worker that has died, its queues, and when it last said that it lived, in seconds since 1970."""
+
+    worker: str
+    queues: Sequence[str]
+    last_seen: float
+
+
+class Presence:
+    """The presence of one worker, under a prefix that the workers of one broker share.
+
+    `suspect` is called with the family of a worker that may be dead, and `give_back` gives back the messages
+    of a dead worker and returns how many; None leaves the worker to others, which know its queues. Both may
+    raise any error: then the next look tries again.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        worker: str,
+        family: str,
+        *,
+        queues: Callable[[], Sequence[str]] = tuple,
+        suspect: Callable[[str], object],
+        give_back: Callable[[Dead], int | None],
+    ) -> None:
+        self._keys = (present_key(prefix), f"{prefix}_ojs.workers")
+        self._channel = f"{prefix}_ojs.worker."
+        self._worker, self._family, self._queues = worker, family, queues
+        self._suspect, self._give_back = suspect, give_back
+        self._client: Any = None
+        self._subscription: Any = None
+        #: The monotonic time from which on this worker judges others; None before its first look.
+        self._judges_from: float | None = None
+        #: The monotonic time at which the last answer to a look came.
+        self._answered = time.monotonic()
+        self._pinged = 0.0
+        self._looked, self._over = threading.Event(), threading.Event()
+
+    def start(self, client: Callable[[], Any]) -> None:
+        """Begin to look, on a thread; `client` returns the redis-py client of this moment.
+
+        Returns after the first look: a worker that is killed with its first message must be known. Waits for
+        some seconds at most.
+        """
+        threading.Thread(target=self._run, args=(client,), name="ojs-presence", daemon=True).start()
+        self._looked.wait(DEAD_AFTER)
+
+    def stop(self) -> None:
+        """End the thread soon. What this worker has not given back itself, another worker gives back."""
+        self._over.set()
+
+    def _run(self, client: Callable[[], Any]) -> None:
+        is_reported = False
+        while True:
+            try:
+                self.look(client())
+                is_reported = False
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with Redis, another look follows
+                if not is_reported:
+                    logger.warning("the messages of a killed worker come back late: %r", error)
+                is_reported = True
+                self.missed()
+            self._looked.set()
+            if self._over.wait(LOOK_SECONDS):
+                self._leave()
+                return
+
+    def look(self, client: Any) -> None:
+        """Say that this worker lives, and give back what dead workers had; raises any error of Redis."""
+        if client is not self._client:
+            self._enter(client)
+        said = json.dumps([self._family, [*self._queues()]])
+        words = self._worker, said, SUSPECTED_AFTER, self._channel + self._worker
+        subscribed, silent = client.eval(_LOOK, len(self._keys), *self._keys, *words)
+        is_in_doubt = subscribed < 1 or time.monotonic() - self._pinged >= PING_SECONDS
+        if is_in_doubt and not self._is_still_subscribed():
+            # redis-py has connected anew by itself: an outage that raised no error.
+            self._judges_from = time.monotonic() + GRACE
+        answered, self._answered = self._answered, time.monotonic()
+        if self._judges_from is None or self._answered - answered > DEAD_AFTER:
+            # If Redis or this machine stood still, others may be about to come back.
+            self._judges_from = max(self._judges_from or 0.0, self._answered + DEAD_AFTER)
+        if not silent or time.monotonic() < self._judges_from:
+            return
+        names = [self._worker, *(text_of(worker) for worker, *_ in silent)]
+        mine, *theirs = (
+            count for _, count in client.pubsub_numsub(*(self._channel + name for name in names))
+        )
+        for (worker, facts, at, seconds), subscribed in zip(silent, theirs, strict=True):
+            # Behind some proxies nobody is subscribed.
+            if subscribed or not mine:
+                continue
+            family, queues = json.loads(facts)
+            self._suspect(family)
+            if float(seconds) >= DEAD_AFTER:
+                count = self._give_back(Dead(text_of(worker), queues, float(at)))
+                if count is not None:
+                    client.eval(_FORGET, len(self._keys), *self._keys, worker, at)
+                if count:
+                    logger.warning("a worker has died, and %d messages that it had go back", count)
+
+    def missed(self) -> None:
+        """Judge nobody for a while: Redis did not answer."""
+        self._judges_from, self._client = time.monotonic() + GRACE, None
+
+    def _is_still_subscribed(self) -> bool:
+        self._pinged = time.monotonic()
+        self._subscription.ping()
+        is_same, ends = True, time.monotonic() + LOOK_SECONDS
+        while (left := ends - time.monotonic()) > 0:
+            answer = self._subscription.get_message(timeout=left)
+            if answer is not None and answer["type"] == "pong":
+                return is_same
+            # The answer to a new subscription comes before that to the ping.
+            is_same = answer is None and is_same
+        return False
+
+    def _enter(self, client: Any) -> None:
+        subscription = client.pubsub(ignore_subscribe_messages=False)
+        subscription.subscribe(self._channel + self._worker)
+        # Nobody may learn of this worker before it is subscribed.
+        subscription.get_message(timeout=LOOK_SECONDS)
+        # The one before may still stand: for a moment without any, a silent worker would be dead.
+        self._leave()
+        self._subscription, self._client = subscription, client
+        self._pinged = time.monotonic()
+
+    def _leave(self) -> None:
+        if self._subscription is not None:
+            self._subscription.close()
+            self._subscription = None
+
+
+def present_key(prefix: str) -> str:
+    """Return the key of the sorted set that has one member for each worker that lives."""
+    return f"{prefix}_ojs.present"
+
+
+def text_of(word: bytes | str) -> str:
+    """Return a word of an answer as text, whatever the client's settings are."""
+    return word if isinstance(word, str) else word.decode()
