@@ -1,93 +1,68 @@
-"""Measures everything and prints it as Markdown tables: `python -m benchmarks [rounds]`."""
+"""Measures the bridge against the frameworks alone: `python -m benchmarks --help`.
+
+Each side of a row is a worker of its own, started anew for each round. Its jobs all wait before it takes
+the first. The sides run in turn; a ratio is the median of the rounds', with the least and the most. An extra
+round with fewer jobs counts system calls.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
+import signal
 import sys
-from collections.abc import Iterator
-from typing import Any
 
 from benchmarks import core
-from benchmarks.sides import PROCESSES, STORE, Comparison, Ratio, compare
+from benchmarks.distance import Distance
+from benchmarks.rows import GROUPS, Group
+from benchmarks.runs import Bench, Measured
+from benchmarks.tables import DISTANCE, PAGE, lines_of, refreshed
 from tests.servers import Postgres, Valkey
-
-DRAMATIQ, CELERY = "benchmarks.dramatiq_sides", "benchmarks.celery_sides"
 
 
 def main() -> None:
-    """Run the core's measurements, then the frameworks' against their own behaviour."""
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 10
-    print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {PROCESSES * rounds} pairs of slices")
-    print("(of a success on Dramatiq eight times as many in memory, three times on Valkey)\n")
-    print("| pure core | µs | goal |\n|---|---:|---:|")
-    for name, micros, goal in core.rows():
-        print(f"| {name} | {micros:.1f} | {'' if goal is None else f'< {goal:g}'} |", flush=True)
-    with Valkey(appendonly="no") as valkey, Postgres() as postgres:
-        print(
-            "\n| jobs per second | native | with the bridge | CPU a job (95 %) | time a job (95 %) | goal |"
-        )
-        print("|---|---:|---:|---:|---:|---:|")
-        for c in _bridge(valkey.url, rounds):
-            _print(c, _shown(c.cpu), _plain(c.wall))
-        print("\n| jobs per second | no store | with reservations | time a job, ratio (95 %) | CPU | goal |")
-        print("|---|---:|---:|---:|---:|---:|")
-        for c in _reservations(valkey.url, postgres.url, rounds):
-            _print(c, _shown(c.wall), f"{c.cpu.median:.2f}")
+    """Run the groups of rows that are asked for, and print each when it is measured."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or the workers would outlive us
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=GROUPS, default=[*GROUPS], metavar="GROUP")
+    parser.add_argument("--sides", nargs="+", help="native, bridge, redis, sqlite, postgres: those only")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--share", type=float, default=1.0, help="of the jobs of each row")
+    parser.add_argument("--write", action="store_true", help=f"put the rows into {PAGE}")
+    asked = parser.parse_args()
+    print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {asked.rounds} rounds", flush=True)
+    for name, micros, goal in core.rows() if asked.only == [*GROUPS] else ():
+        print(f"{name}: {micros:.1f} µs{'' if goal is None else f', at most {goal:g}'}", flush=True)
+    with (
+        Valkey(appendonly="no") as valkey,
+        Postgres() as postgres,
+        Distance(valkey.port, postgres.port) as distance,
+    ):
+        bench = Bench(valkey, postgres, distance)
+        for key in asked.only:
+            group = GROUPS[key]
+            sides = [side for side in group.sides if side in (asked.sides or group.sides)]
+            measured = _measured(bench, group, sides, asked.rounds, asked.share)
+            table, lines = group.table, list(lines_of(group, measured))
+            print("\n".join([*table.head, *lines]), flush=True)
+            if asked.write:
+                PAGE.write_text(refreshed(PAGE.read_text("utf-8"), table, lines), "utf-8")
 
 
-#: Jobs a slice. Celery's failing ones wait 1 s three times, however few they are: there are fewer slices.
-_SLICE = {DRAMATIQ: {"succeeds": "400", "fails": "60"}, CELERY: {"succeeds": "400", "fails": "80"}}
-#: The option that gives a Celery worker one child.
-_ALONE = {"children": "1"}
-
-
-def _options(module: str, kind: str, rounds: int, **more: str) -> dict[str, Any]:
-    fewer = 4 if (module, kind) == (CELERY, "fails") else 1
-    return {
-        "module": module,
-        "options": {"kind": kind, "jobs": _SLICE[module][kind], **more},
-        "rounds": max(rounds // fewer, 2),
-    }
-
-
-def _bridge(url: str, rounds: int) -> Iterator[Comparison]:
-    """Compare a framework without and with the bridge; a success on Dramatiq needs many pairs."""
-    for where, more, there in (("in memory", 8, {}), ("on Valkey", 3, {"url": url})):
-        succeeds = _options(DRAMATIQ, "succeeds", more * rounds, **there)
-        yield compare(f"Dramatiq {where}, succeeds", **succeeds, goal=1.02)
-        fails = _options(DRAMATIQ, "fails", rounds, **there)
-        yield compare(f"Dramatiq {where}, 4 runs fail", **fails, goal=0.8)
-    for kind, called, goal in (("succeeds", "succeeds", 1.02), ("fails", "4 runs fail", 1.0)):
-        options = _options(CELERY, kind, rounds, url=url, **_ALONE)
-        yield compare(f"Celery on Valkey, {called}", **options, goal=goal)
-
-
-def _reservations(valkey: str, postgres: str, rounds: int) -> Iterator[Comparison]:
-    """Compare the bridge without and with a store, for jobs that succeed."""
-    stores = (
-        ("the same Valkey", f"{valkey.removesuffix('/0')}/1", 1.25),
-        ("PostgreSQL", postgres, None),
-    )
-    workers = (("Dramatiq", DRAMATIQ, {}), ("Celery", CELERY, {}), ("Celery, one child,", CELERY, _ALONE))
-    for worker, module, more in workers:
-        for store, url, goal in stores:
-            options = _options(module, "succeeds", rounds, url=valkey, store=url, **more)
-            yield compare(f"{worker} on Valkey, store on {store}", **options, goal=goal, sides=STORE)
-
-
-def _shown(ratio: Ratio) -> str:
-    return f"**{ratio.median:.2f}** ({ratio.lowest:.2f} to {ratio.highest:.2f})"
-
-
-def _plain(ratio: Ratio) -> str:
-    return f"{ratio.median:.2f} ({ratio.lowest:.2f} to {ratio.highest:.2f})"
-
-
-def _print(c: Comparison, *ratios: str) -> None:
-    goal = "" if c.goal is None else f"≤ {c.goal:.2f}"
-    cells = (c.name, f"{c.without:,.0f}", f"{c.with_it:,.0f}", *ratios, goal)
-    print(f"| {' | '.join(cells)} |", flush=True)
+def _measured(bench: Bench, group: Group, sides: list[str], rounds: int, share: float) -> dict[str, Measured]:
+    """Return the results of each side."""
+    jobs = round(group.load.jobs * share)
+    measured = {side: Measured() for side in sides}
+    for n in range(rounds):
+        for k in range(len(sides)):
+            side = sides[(k + n) % len(sides)]
+            measured[side].rounds.append(bench.run(group.load, side, jobs=jobs))
+            print(f"{group.name}, {side}: {measured[side].rounds[-1]}", file=sys.stderr, flush=True)
+    if group.table is not DISTANCE:
+        for side in sides:
+            measured[side].calls = bench.run(group.load, side, jobs=max(jobs // 4, 1), counts_calls=True)
+    return measured
 
 
 main()

@@ -1,6 +1,6 @@
 """Measures an operator's waits: `python -m benchmarks.operator [letters in PostgreSQL] [in Valkey]`.
 
-A filtered first page, one letter, the counts, and how fast a bulk replay moves to a real broker.
+A filtered first page, one letter, the counts, the groups, and how fast a bulk replay moves to a real broker.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def main() -> None:
     """Fill each store, measure it, and print both tables."""
     sizes = [int(size) for size in sys.argv[1:]] or [1_000_000, 100_000]
     with Postgres() as postgres, Valkey(appendonly="no") as valkey:
-        print("| milliseconds, median of 9 | first page, filtered | a rare error type | get | stats | goal |")
-        print("|---|---:|---:|---:|---:|---:|")
+        print("| milliseconds, median of 9 | first page, filtered | a rare error type | get | stats ", end="")
+        print("| goal | groups | groups, filtered | goal |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|")
         database = f"{valkey.url.removesuffix('/0')}/1"
         for name, url, size in (("PostgreSQL", postgres.url, sizes[0]), ("Valkey", database, sizes[-1])):
             _fill(url, size)
@@ -87,7 +87,7 @@ def _fill(url: str, count: int) -> None:
         return
     import sqlalchemy as sa
 
-    from ojs_bridge.store.records import letter_to_json, to_ms
+    from ojs_bridge.store.records import group_number, to_json, to_ms
     from ojs_bridge.store.sql.tables import letters as table
 
     engine, letters = sa.create_engine(url), _letters(count)
@@ -96,7 +96,7 @@ def _fill(url: str, count: int) -> None:
             {
                 "namespace": "ojs", "id": one.id, "type": one.type, "queue": one.queue,
                 "error_type": one.error_type, "discarded_ms": to_ms(one.discarded_at), "claimed_until": 0,
-                "record": letter_to_json(one),
+                "record": to_json(one), "fault": group_number(one.group),
             }
             for one in lot
         ]  # fmt: skip
@@ -114,7 +114,10 @@ def _waits(name: str, url: str, size: int) -> None:
         _median(lambda: letters.get("job-77")),
         _median(letters.stats),
     ]
-    print(f"| {name}, {size:,} | {' | '.join(f'{ms:.1f}' for ms in waits)} | < 100 |", flush=True)
+    groups = letters.groups.list
+    grouped = [_median(groups), _median(lambda: groups(error_type="external.error7"))]
+    cells = [" | ".join(f"{ms:.1f}" for ms in each) for each in (waits, grouped)]
+    print(f"| {name}, {size:,} | {cells[0]} | < 100 | {cells[1]} | < 500 |", flush=True)
 
 
 def _median(call: Callable[[], object]) -> float:
@@ -136,7 +139,7 @@ def _replays(framework: str, store: str, broker: str) -> float:
             _letter(f"{framework}-{n}", "work", "work", framework, dict(message), 10_000_000 + n)
         )
     begun = time.perf_counter()
-    done = bridge.dead_letters.retry_all(type="work", confirm=True)
+    done = bridge.dead_letters.replay_all(type="work", confirm=True)
     assert done.succeeded == REPLAYED, done
     return REPLAYED / (time.perf_counter() - begun)
 

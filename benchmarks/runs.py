@@ -1,0 +1,200 @@
+"""One run of one side: a worker is started, warmed, given jobs, and watched until all are acknowledged."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import redis
+
+from benchmarks.calls import counted, tree
+from benchmarks.distance import Distance
+from benchmarks.fleets import BROKER, STORE, Fleet, InMemory, OnCelery, OnDramatiq
+from benchmarks.side import Counts, Side
+from tests.servers import Postgres, Valkey
+
+#: Jobs before the measured ones; another number than of any row, for a stock's jobs run once under a store.
+WARM = 204
+#: Seconds that a run may take; that an idle worker is left alone before it is watched, and is watched.
+LONGEST, CALM, IDLE = 300, 5, 10
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a worker used for so many jobs, or in so many idle seconds.
+
+    `calls` to the system are None where they were not counted.
+    """
+
+    amount: float
+    seconds: float
+    cpu: float
+    switches: int
+    trips: int
+    calls: int | None = None
+
+
+@dataclass
+class Measured:
+    """The results of a side, round by round, and that of the round that counted system calls."""
+
+    rounds: list[Result] = field(default_factory=list)
+    calls: Result | None = None
+
+
+@dataclass(frozen=True)
+class Load:
+    """A worker and its jobs, as a row names them; `is_far` has it at a distance from its servers."""
+
+    framework: str
+    width: int
+    jobs: int
+    in_memory: bool = False
+    fails: bool = False
+    queues: int = 1
+    is_idle: bool = False
+    is_far: bool = False
+    more: tuple[tuple[str, int], ...] = ()
+
+
+class Bench:
+    """The servers, and a way to run a side on them."""
+
+    def __init__(self, valkey: Valkey, postgres: Postgres, distance: Distance) -> None:
+        self._postgres, self._distance = postgres, distance
+        self._server = valkey.url.removesuffix("/0")
+        self._fleets: dict[str, Fleet] = {
+            "celery": OnCelery(self._server),
+            "dramatiq": OnDramatiq(self._server),
+        }
+
+    def run(self, load: Load, name: str, *, jobs: int, counts_calls: bool = False) -> Result:
+        """Run the side `name`: native, bridge, or a kind of store."""
+        self._clean()
+        with tempfile.TemporaryDirectory() as temporary:
+            side = self._side(load, name, Path(temporary))
+            fleet = InMemory() if load.in_memory else self._fleets[load.framework]
+            with _worker(fleet, side, Path(temporary)) as worker:
+                run = _Run(fleet, side, worker, self._distance if load.is_far else None)
+                run.warm()
+                ends = counted(tree(worker.pid)) if counts_calls else None
+                result = run.idle() if load.is_idle else run.work(jobs)
+                return replace(result, calls=ends and ends())
+
+    def _clean(self) -> None:
+        for number in (BROKER, STORE):
+            with redis.Redis.from_url(f"{self._server}/{number}") as client:
+                client.flushdb()
+        self._postgres.execute("DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
+
+    def _side(self, load: Load, name: str, folder: Path) -> Side:
+        stores = {
+            "sqlite": f"sqlite:///{folder}/ojs.db",
+            "postgres": self._postgres.url,
+            "redis": f"{self._server}/{STORE}",
+            "traced": f"{self._server}/{STORE}",
+        }
+        store = stores.get(name)
+        broker = None if load.in_memory else f"{self._server}/{BROKER}"
+        if load.is_far:
+            broker, store = (url and self._distance.to(url) for url in (broker, store))
+        counts = folder / "counts"
+        Counts.create(counts)
+        return Side(
+            load.framework, load.width, str(counts), broker, store, name != "native", name == "traced",
+            load.fails, load.queues, dict(load.more),
+        )  # fmt: skip
+
+
+class _Run:
+    """A worker that runs, and what it has used."""
+
+    def __init__(
+        self, fleet: Fleet, side: Side, worker: subprocess.Popen[str], distance: Distance | None
+    ) -> None:
+        self._fleet, self._side, self._worker, self._distance = fleet, side, worker, distance
+        self._counts = Counts(side.counts)
+
+    def warm(self) -> None:
+        """Have the worker end some jobs."""
+        self._fleet.fill(self._side, WARM, self._worker)
+        self._await(WARM * self._side.runs)
+        time.sleep(0.3)
+
+    def work(self, jobs: int) -> Result:
+        """Measure from the first run until all jobs are acknowledged."""
+        before = self._counts.total()
+        self._fleet.fill(self._side, jobs, self._worker)
+        deadline = time.monotonic() + LONGEST
+        while (runs := self._counts.total()) == before:
+            time.sleep(0.0005)
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"no run of {self._side}")
+        begun, used = time.perf_counter(), self._used()
+        missed = (runs - before - 1) / self._side.runs
+        self._await(before + jobs * self._side.runs)
+        return self._result(jobs - missed, time.perf_counter() - begun, used)
+
+    def idle(self) -> Result:
+        """Measure a worker that has nothing to do."""
+        time.sleep(CALM)
+        begun, used = time.perf_counter(), self._used()
+        time.sleep(IDLE)
+        seconds = time.perf_counter() - begun
+        return self._result(seconds, seconds, used)
+
+    def _result(self, amount: float, seconds: float, before: tuple[float, int, int]) -> Result:
+        cpu, switches, trips = (now - then for now, then in zip(self._used(), before, strict=True))
+        return Result(amount, seconds, cpu, int(switches), int(trips))
+
+    def _used(self) -> tuple[float, int, int]:
+        processes = tree(self._worker.pid)
+        cpu = sum(
+            time.clock_gettime((~pid << 3) | 2) for pid in processes
+        )  # the CPU clock of another process
+        trips = sum(self._distance.trips()) if self._distance else 0
+        return cpu, sum(map(_switches, processes)), trips
+
+    def _await(self, runs: int) -> None:
+        deadline = time.monotonic() + LONGEST
+        while self._counts.total() < runs or not self._fleet.is_empty(self._side):
+            time.sleep(0.001)
+            if self._worker.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{self._counts.total()} of {runs} runs of {self._side}")
+
+
+@contextmanager
+def _worker(fleet: Fleet, side: Side, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    log = folder / "log"
+    with log.open("w") as file:
+        worker = subprocess.Popen(
+            [sys.executable, *fleet.command(side)],
+            env={**os.environ, **side.to_env()},
+            stdin=subprocess.PIPE,
+            stdout=file,
+            stderr=file,
+            text=True,
+            start_new_session=True,
+        )
+    try:
+        yield worker
+    except RuntimeError as error:
+        raise RuntimeError(f"{error}\n{log.read_text()[-4000:]}") from error
+    finally:
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.communicate()
+
+
+def _switches(pid: int) -> int:
+    lines = [
+        line for path in Path(f"/proc/{pid}/task").glob("*/status") for line in path.read_text().splitlines()
+    ]
+    return sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
