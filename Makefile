@@ -13,6 +13,10 @@ ADAPTERS_TESTS = $(filter-out $(ONE_VERSION:%=\%/test_%.py) $(ONE_VERSION_OF_THE
 TEST_WORKERS ?= 6
 FLOOR_WORKERS ?= 2
 PARALLEL = --dist=loadfile --no-loadscope-reorder
+# A loaded machine can be too slow for a test that waits for real processes. What failed runs again, one test after
+# the other; a second failure counts, and the report has both.
+AGAIN = --last-failed --last-failed-no-failures=none --maxfail=3
+FLOOR_CACHE = -o cache_dir=.venv-floor/.pytest_cache
 MAKEFLAGS += --no-print-directory
 # The tests start hundreds of processes, each of which would compile all of it anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -33,7 +37,8 @@ quick: lint types  ## check style and types, and run every test that starts no o
 	.venv/bin/python -m pytest --quick -rfE $(PARALLEL) --numprocesses=5
 
 main: .venv/.collected servers  ## run every test
-	.venv/bin/python -m pytest $(PARALLEL) --numprocesses=$(TEST_WORKERS)
+	.venv/bin/python -m pytest $(PARALLEL) --numprocesses=$(TEST_WORKERS) \
+		|| { [ $$? = 1 ] && .venv/bin/python -m pytest $(AGAIN); }
 
 lint: .venv/.installed  ## check style and formatting
 	.venv/bin/ruff check
@@ -59,7 +64,8 @@ wheels: .venv/.installed servers  ## install each line of the documents in a fre
 	.venv/bin/python -m pytest -m wheels --durations=0 --durations-min=1 tests/packaging/test_wheels.py
 
 floor: .venv-floor/.installed servers  ## run the adapters' tests at the oldest supported versions
-	.venv-floor/bin/python -m pytest $(PARALLEL) --numprocesses=$(FLOOR_WORKERS) $(ADAPTERS_TESTS)
+	.venv-floor/bin/python -m pytest $(FLOOR_CACHE) $(PARALLEL) --numprocesses=$(FLOOR_WORKERS) $(ADAPTERS_TESTS) \
+		|| { [ $$? = 1 ] && .venv-floor/bin/python -m pytest $(FLOOR_CACHE) $(AGAIN) $(ADAPTERS_TESTS); }
 
 next: .venv-next/.installed servers  ## run the adapters' tests at the newest pre-releases of their frameworks
 	.venv-next/bin/python -m pip install --quiet --upgrade --pre billiard celery dramatiq kombu

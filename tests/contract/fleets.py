@@ -261,7 +261,7 @@ class Process:
         """End the worker, and return its exit status."""
         self.ask_to_stop()
         try:
-            return self.process.wait(60)
+            return self.process.wait(90)
         finally:
             self.kill()
 

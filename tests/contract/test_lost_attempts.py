@@ -58,7 +58,7 @@ def test_the_next_job_is_sent_though_the_worker_died_before_it_was(made: Made, k
     fleet.start(1)
     job = fleet.send("act", "done", followed_by=fleet.queue, deadly=True)
     if fleet.framework == "dramatiq":  # Celery starts a child that has died anew
-        fleet.worker.process.wait(60)
+        fleet.worker.process.wait(90)
         fleet.start(1)
     eventually(lambda: fleet.followed(fleet.queue), seconds=60, what="the next job")
     assert attempts(fleet, job) == [1, 2]

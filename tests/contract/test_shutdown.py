@@ -35,7 +35,7 @@ def test_a_hurried_shutdown_gives_the_attempt_back(made: Made, kind: str, soft: 
     await_runs(fleet, *jobs)
     short = fleet.send("act", "ok")
     fleet.worker.process.send_signal(fleet.hurry)
-    fleet.worker.process.wait(60)
+    fleet.worker.process.wait(90)
     fleet.start(2).await_ready()
     began = time.time()
     for job in jobs:

@@ -104,7 +104,7 @@ def test_while_the_store_is_away_they_wait_and_only_so_many(monkeypatch: pytest.
     orders = [Settle(Reservation(job.key, 0), "h", datetime.now(timezone.utc)) for job in jobs]
     behind = Behind(write, lost.append)
     assert [behind.settle(*each) for each in zip(jobs, orders, strict=True)] == [True, True, True, False]
-    assert asked.wait(30)
+    assert asked.wait(90)
     assert list(behind.waiting) == [job.key for job in jobs[:3]]
     back.set()
     eventually(lambda: not behind.waiting)

@@ -58,7 +58,7 @@ def test_a_child_that_is_forked_while_a_thread_logs_can_log() -> None:
     try:
         thread = threading.Thread(target=logger.error, args=("a listener failed",))
         thread.start()
-        assert stream.entered.wait(30)
+        assert stream.entered.wait(90)
         child = os.fork()
         if not child:
             logger.error("a job died")
@@ -85,7 +85,7 @@ def test_a_child_that_is_forked_while_a_listener_runs_has_what_the_listener_uses
     begun = bridge.engine.begin(JOB, JOB, bridge.engine.task())
     assert isinstance(begun, Run)
     bridge.engine.settling.settle(begun, Complete())
-    assert entered.wait(30)
+    assert entered.wait(90)
     asked = time.monotonic()
     child = os.fork()
     if not child:

@@ -459,7 +459,7 @@ def test_a_sibling_that_lives_is_waited_for(url: str) -> None:
     process = fork.Process(target=take_and_wait)
     process.start()
     try:
-        assert taken.wait(60)
+        assert taken.wait(90)
         assert isinstance(begin(bridge, JOB), Postpone)
     finally:
         process.kill()

@@ -93,7 +93,7 @@ def listening(app: Starlette) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
-        thread.join(60)
+        thread.join(90)
 
 
 @contextmanager

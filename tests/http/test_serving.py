@@ -64,7 +64,7 @@ def test_who_goes_away_ends_a_replay(door: House, monkeypatch: pytest.MonkeyPatc
         headers = {**OWN, "Accept": "application/x-ndjson"}
         with httpx.stream("POST", f"{address}{LETTERS}/retry", headers=headers, **asked) as answer:
             assert json.loads(next(answer.iter_lines())) == {"done": 1}
-        assert ended.wait(60)
+        assert ended.wait(90)
         before = len(door.ids())
         assert len(door.outbox.published) == 3 - before <= 2
         body = {"confirm": True}
@@ -81,7 +81,7 @@ class Slow(Outbox):
 
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Publish, slowly."""
-        assert self.go.wait(60)
+        assert self.go.wait(90)
         super().republish(letter, header, override)
 
 

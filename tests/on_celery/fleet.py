@@ -121,7 +121,7 @@ class Worker:
         self.ask_to_stop()
         try:
             # An ending child waits up to 30 s where Celery has forgotten the job that it had just begun.
-            return self.process.wait(60)
+            return self.process.wait(90)
         except subprocess.TimeoutExpired:
             self.say_where_it_stands()
             self.process.kill()

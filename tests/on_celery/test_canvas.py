@@ -28,16 +28,16 @@ def test_chain_group_and_chord_go_on_after_retries(fleet: Fleet) -> None:
     snoozed = chord(
         [fleet.task("act").si(raises(Snooze, "PT0.1S"), 1), recovering(fleet, 2)], collect.s()
     ).delay()
-    assert chained.get(timeout=30) == ["ok", "end"]
+    assert chained.get(timeout=90) == ["ok", "end"]
     assert [job.get() for job in grouped] == [1, 2]
-    assert chorded.get(timeout=30) == [[1, 2]]
-    assert snoozed.get(timeout=30) == [[1, 2]]
+    assert chorded.get(timeout=90) == [[1, 2]]
+    assert snoozed.get(timeout=90) == [[1, 2]]
 
 
 def test_a_job_that_waits_for_its_time_stays_in_its_chord(fleet: Fleet) -> None:
     state = json.dumps({"v": 1, "next_retry_at": in_seconds(0.7)})
     early = recovering(fleet).set(headers={"ojs": state})
-    assert chord([early, recovering(fleet, 2)], fleet.task("collect").s()).delay().get(timeout=30) == [
+    assert chord([early, recovering(fleet, 2)], fleet.task("collect").s()).delay().get(timeout=90) == [
         ["ok", 2]
     ]
 
@@ -51,8 +51,8 @@ def test_failure_ends_chain_and_chord_once(fleet: Fleet) -> None:
     body = collect.s().on_error(errback.s())
     chorded = chord([failing.clone(), recovering(fleet)], body).delay()
     with pytest.raises(OSError, match="down"):
-        chained.get(timeout=30)
-    assert isinstance(chorded.get(timeout=30, propagate=False), ChordError)
+        chained.get(timeout=90)
+    assert isinstance(chorded.get(timeout=90, propagate=False), ChordError)
     assert fleet.end(chained.parent) == "FAILURE"
     eventually(lambda: fleet.calls(chained.parent, "errback"), what="the chain's errback")
     eventually(lambda: fleet.calls(chorded, "errback"), what="the chord's errback")
@@ -92,9 +92,9 @@ def test_each_job_of_a_canvas_brings_its_own_policy(fleet: Fleet) -> None:
     )
     chorded = chord([runs_out(4), act.si(1)], runs_out(5)).delay()
     linked = act.si("ok").apply_async(link=act.si(*[raises(OSError)] * 4, "ok").set(ojs_retry=policy))
-    assert chained.get(timeout=30) == ["ok"]
+    assert chained.get(timeout=90) == ["ok"]
     assert [job.get() for job in grouped] == ["ok", "ok"]
-    assert chorded.get(timeout=30) == "ok"
+    assert chorded.get(timeout=90) == "ok"
     assert fleet.end(linked) == "SUCCESS"
     (follower,) = fleet.app.AsyncResult(linked.id).children
     assert fleet.end(follower) == "SUCCESS"

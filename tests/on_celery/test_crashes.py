@@ -146,8 +146,8 @@ def test_a_crash_that_cannot_be_judged_is_judged_later(
     assert fleet.end(job) == "SUCCESS"
     assert [run.attempt for run in fleet.runs(job)] == [1, 2]
     with faults.at("celery.request:forget", kind):
-        assert fleet.send("act", "ok").get(timeout=30) == "ok"
-    assert fleet.send("ping").get(timeout=20) == "pong"
+        assert fleet.send("act", "ok").get(timeout=90) == "ok"
+    assert fleet.send("ping").get(timeout=90) == "pong"
 
 
 @pytest.mark.requirement("RET-12")

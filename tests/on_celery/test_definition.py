@@ -247,7 +247,7 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str
         words, log = ("-A", f"broken{number}", "worker", "-P", "solo"), folder / f"log{number}"
         started[name] = Forked(module, "celery", *words, env=os.environ, log=log, cwd=folder), log
     try:
-        return {name: (process.wait(60), log.read_text()) for name, (process, log) in started.items()}
+        return {name: (process.wait(90), log.read_text()) for name, (process, log) in started.items()}
     finally:
         for process, _ in started.values():
             process.kill()

@@ -233,7 +233,7 @@ def test_a_job_that_nobody_can_read_is_kept_and_the_worker_lives(fleet: Fleet) -
         letter = fleet.bridge.dead_letters.get(job.id)
         assert (letter.error_type, letter.cause) == ("validation.state_invalid", "invalid"), retries
         assert (letter.message["headers"]["retries"], fleet.runs(job)) == (retries, []), retries
-    assert fleet.send("ping").get(timeout=20) == "pong"
+    assert fleet.send("ping").get(timeout=90) == "pong"
 
 
 @pytest.mark.requirement("RET-01")
@@ -242,7 +242,7 @@ def test_wrong_arguments_are_a_failure_like_others(fleet: Fleet) -> None:
     assert fleet.end(job) == "FAILURE"
     assert fleet.ending(job)["last_error"]["type"] == "builtins.TypeError"
     assert fleet.ending(job)["total_attempts"] == 3
-    assert fleet.send("typed", 2, kwargs={"word": "ab"}).get(timeout=20) == "abab"
+    assert fleet.send("typed", 2, kwargs={"word": "ab"}).get(timeout=90) == "abab"
     with pytest.raises(TypeError):
         fleet.send("typed", 1, 2, 3)
 

@@ -68,7 +68,7 @@ def test_a_warm_shutdown_longer_than_the_visibility_timeout_doubles_nothing(sepa
     second = beside(fleet, "-c", "1")
     second.await_ready()
     first.ask_to_stop()
-    assert first.process.wait(60) == 0
+    assert first.process.wait(90) == 0
     time.sleep(SHORT)  # for what must not happen: a second run
     assert second.stop() == 0
     assert (job.state, len(fleet.runs(job))) == ("SUCCESS", 1)

@@ -37,7 +37,7 @@ def test_a_worker_that_takes_nothing_more_says_so_and_ends(
     assert fleet.end(fleet.send("act", "ok")) == "SUCCESS"
     tell(fleet, "go_silent")
     jobs = [fleet.send("act", "ok") for _ in range(3)]
-    assert worker.process.wait(60) == os.EX_TEMPFAIL
+    assert worker.process.wait(90) == os.EX_TEMPFAIL
     assert (worker.log.count(SILENT), worker.log.count(ENDS)) == (1, 1)
     fleet.start("-c", "2")
     assert [fleet.end(job) for job in jobs] == ["SUCCESS"] * 3
@@ -49,7 +49,7 @@ def test_a_worker_whose_main_thread_hears_nothing_ends_at_once(separate) -> None
     worker.await_ready()
     tell(fleet, "block")
     job = fleet.send("act", "ok")
-    assert worker.process.wait(60) == os.EX_TEMPFAIL
+    assert worker.process.wait(90) == os.EX_TEMPFAIL
     assert "ends at once" in worker.log
     fleet.start("-c", "1")
     assert fleet.end(job) == "SUCCESS"

@@ -147,7 +147,7 @@ def test_a_message_that_comes_again_just_as_its_job_ends_does_not_stay(
     job = fleet.send(fleet.actor(is_taken_away))
     with fleet.working(threads=2):
         assert fleet.end(job).type == "job.completed"
-        assert again.wait(20)
+        assert again.wait(90)
         eventually(lambda: fleet.left() == 0)
     assert len(job.runs) == 1
 
@@ -184,7 +184,7 @@ def test_a_redis_that_dies_before_the_acknowledgement_gets_it_when_it_is_back(
 
         job = fleet.send(fleet.actor(turns_off_the_light))
         with fleet.working(threads=2):
-            assert dark.wait(60)
+            assert dark.wait(90)
             eventually(lambda: not elsewhere or fleet.heard.ends(job.id))
             server.start()
             assert fleet.end(job).type == "job.completed"
@@ -208,7 +208,7 @@ def test_a_thread_leaves_its_acknowledgement_to_the_one_that_sends_and_none_is_l
     with Valkey() as server:
         client = redis.Redis.from_url(server.url, retry=RedisRetry(NoBackoff(), 0))
         fleet, begin = Fleet(RedisBroker(client=client), unique, **store), threading.Event()
-        actor = fleet.actor(lambda n: begin.wait(60))
+        actor = fleet.actor(lambda n: begin.wait(90))
         jobs = [fleet.send(actor) for _ in range(4)]
         with fleet.working(threads=2):
             held = f"dramatiq:__acks__.{fleet.broker.broker_id}.{unique}"

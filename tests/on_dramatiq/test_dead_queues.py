@@ -62,7 +62,7 @@ def test_many_operators_publish_each_letter_once_on_a_slow_broker(
     def replay() -> list[str]:
         done = []
         for job in jobs:
-            together.wait(60)
+            together.wait(90)
             with suppress(LetterNotFound):
                 done.append(fleet.bridge.broker_letters.retry(job.id).id)
         return done

@@ -119,7 +119,7 @@ def test_a_worker_is_present_while_a_job_outlasts_its_stop(valkey: Valkey) -> No
     worker = dramatiq.Worker(broker, worker_threads=1, worker_timeout=100)
     worker.start()
     outlasts.send()
-    assert begun.wait(20)
+    assert begun.wait(90)
     channel = f"{broker.namespace}:_ojs.worker.{broker.broker_id}"
     eventually(lambda: broker.client.pubsub_numsub(channel)[0][1] == 1, what="its presence")
     worker.stop(timeout=100)

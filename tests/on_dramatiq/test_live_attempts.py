@@ -55,7 +55,7 @@ def test_a_job_that_outlives_rabbitmq_s_patience_and_its_reservation_runs_once(
 
     def outlives_both(n: int) -> None:
         time.sleep(LONG)
-        assert taken_back.wait(60)
+        assert taken_back.wait(90)
 
     actor = fleet.actor(outlives_both)
     with fleet.working(threads=3) as worker:

@@ -69,7 +69,7 @@ def test_a_job_that_cannot_be_published_while_redis_is_down_is_held(mortal: Valk
 
     def fails_in_the_outage(n: int) -> None:
         if n == 1:
-            assert down.wait(60)
+            assert down.wait(90)
             raise OSError("down")
 
     job = fleet.send(fleet.actor(fails_in_the_outage))
@@ -183,7 +183,7 @@ def test_a_stale_delivery_tag_settles_nobody_else_s_message(rabbitmq: RabbitMQ, 
     go = threading.Event()
 
     def slow(n: int) -> None:
-        assert go.wait(60)
+        assert go.wait(90)
         raise DeadLetter("a.b")
 
     def follows(n: int) -> None:
@@ -371,7 +371,7 @@ def test_listeners_that_raise_or_block_harm_no_job_and_hear_things_in_order(uniq
         raise RuntimeError("a bad listener")
 
     def blocks(event: Event) -> None:
-        blocked.wait(60)
+        blocked.wait(90)
 
     heard = Heard()
     bridge = Bridge(retry=QUICK, listeners=[raises, blocks, heard])

@@ -46,7 +46,7 @@ class Held:
 
     def publish(self, *args: Any) -> None:
         """Publish."""
-        assert self.may.wait(60)
+        assert self.may.wait(90)
         self.publisher.publish(*args)
 
 

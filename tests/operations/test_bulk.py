@@ -184,7 +184,7 @@ def test_another_process_stops_it_and_a_third_goes_on(fleet: Lives, url: str) ->
     eventually(lambda: bridge.operations.get(begun.id).succeeded > 0, what="some progress")
     other = Bridge(url)
     assert other.operations.stop(begun.id).state == "stopping"
-    runner.join(30)
+    runner.join(90)
     (stopped,) = ended
     assert (stopped.state, stopped.why) == ("stopped", "an operator stopped it")
     assert stopped.succeeded == len(outbox.published) < 120
@@ -211,7 +211,7 @@ def test_a_killed_process_leaves_it_interrupted(fleet: Lives, url: str, monkeypa
     eventually(lambda: bridge.operations.get(begun.id).succeeded > 0, what="some progress")
     assert runner.pid
     os.kill(runner.pid, signal.SIGKILL)
-    runner.join(30)
+    runner.join(90)
     with pytest.raises(NotResumable, match="is running, and cannot be resumed"):
         bridge.operations.resume(begun.id)
     monkeypatch.setattr(operation, "STALE", timedelta(0))

@@ -232,7 +232,7 @@ class Slow(Outbox):
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Publish, slowly."""
         self.busy.set()
-        assert self.go.wait(30)
+        assert self.go.wait(90)
         super().republish(letter, header, override)
 
 
@@ -244,11 +244,11 @@ def test_while_one_replays_another_cannot(bridge: Bridge, name: str) -> None:
     slow = bridge.engine.context.publishers[FRAMEWORK] = Slow()
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(bridge.dead_letters.retry, "j-1")
-        assert slow.busy.wait(30)
+        assert slow.busy.wait(90)
         with pytest.raises(LetterNotFound, match=r"^dead letter 'j-1' is being replayed, or is gone$"):
             USES[name](bridge)
         slow.go.set()
-        assert first.result(30).id == "j-1"
+        assert first.result(90).id == "j-1"
     assert len(slow.published) == 1
 
 
@@ -263,7 +263,7 @@ def test_two_operators_replay_everything_at_once(store: str) -> None:
     start = threading.Barrier(2)
 
     def replay_all(bridge: Bridge) -> None:
-        start.wait(30)
+        start.wait(90)
         for name in names:
             try:
                 bridge.dead_letters.retry(name)

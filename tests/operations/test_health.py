@@ -226,7 +226,7 @@ def test_a_store_that_is_away(silent: int) -> None:
             assert told in found.checks["store"].message
             assert found.checks["workers"].status == "unknown"
             assert found.checks["broker"].status == "ok"
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 30
         asking = [thread for thread in threading.enumerate() if thread.name == "ojs-health-store"]
         assert len(asking) == (1 if port == silent else 0)
 

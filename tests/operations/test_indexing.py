@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -73,12 +74,14 @@ def test_it_leaves_others_half_of_the_time(tmp_path: Path) -> None:
     bury_as_before(url, died("a", 0))
     with ThreadPoolExecutor() as pool, engine.connect() as other:
         other.exec_driver_sql("begin immediate")
+        entered = threading.Event()
+        done = pool.submit(lambda: (entered.set(), chore.work())[1])
+        assert entered.wait(90)
         begun = time.monotonic()
-        done = pool.submit(chore.work)
-        time.sleep(1)
+        time.sleep(2)
         other.rollback()
         assert done.result() == 1
-        assert time.monotonic() - begun > 1.8
+        assert time.monotonic() - begun > 3
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])

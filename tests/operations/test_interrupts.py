@@ -176,5 +176,5 @@ def test_a_process_that_ignores_ctrl_c_goes_on_to_ignore_it() -> None:
 def test_another_thread_leaves_the_handler_alone() -> None:
     """Python would refuse to set one there."""
     with ThreadPoolExecutor() as threads:
-        seen = threads.submit(uninterrupted()(partial(signal.getsignal, signal.SIGINT))).result(10)
+        seen = threads.submit(uninterrupted()(partial(signal.getsignal, signal.SIGINT))).result(90)
     assert seen is signal.default_int_handler

@@ -126,7 +126,7 @@ class Newcomer:
         """Press Ctrl-C, which reaches every process of the terminal."""
         with suppress(ProcessLookupError):
             os.killpg(program.pid, signal.SIGINT)
-        program.wait(60)
+        program.wait(90)
 
     def _write(self, code: str) -> None:
         shop = self.folder / "shop" / "shop.py"

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ojs_bridge.rules.fingerprint import MOST, READ, fingerprint, frame_of, is_fingerprint, pattern_of
+from tests.servers import eventually
 
 PATTERNS = {
     "": "",
@@ -195,14 +196,15 @@ HOSTILE = [
 
 
 def seconds(message: str) -> float:
-    """The least time that a message's pattern takes."""
-    return min(timeit.repeat(lambda: pattern_of(message), number=1, repeat=7, timer=time.process_time))
+    """The least time of this thread that a message's pattern takes."""
+    return min(timeit.repeat(lambda: pattern_of(message), number=1, repeat=7, timer=time.thread_time))
 
 
 @pytest.mark.parametrize("part", HOSTILE)
 def test_a_hostile_message_takes_time_in_proportion_to_its_length(part: str) -> None:
-    """Eight times the text takes about eight times the time; a square would take 64 times."""
-    assert seconds(part * (READ // len(part))) < 24 * seconds(part * (READ // 8 // len(part)))
+    """Eight times the text takes about eight times the time; a square would take 64 times, at any load."""
+    long, short = part * (READ // len(part)), part * (READ // 8 // len(part))
+    eventually(lambda: seconds(long) < 24 * seconds(short), seconds=10)
 
 
 def test_only_the_beginning_of_a_message_is_read() -> None:

@@ -123,7 +123,7 @@ class Server(ABC):
         for child in reversed(self._children):
             child.send_signal(self.stop_signal)
             try:
-                child.wait(30)
+                child.wait(90)
             except subprocess.TimeoutExpired:
                 child.kill()
         self.kill()

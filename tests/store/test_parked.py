@@ -406,7 +406,7 @@ def test_of_many_threads_each_claims_its_own(store: Store) -> None:
     start = threading.Barrier(8)
 
     def claims(_: int) -> list[str]:
-        start.wait(30)
+        start.wait(90)
         return list(itertools.chain.from_iterable(claimed(store, limit=7) for _ in range(6)))
 
     with ThreadPoolExecutor(8) as pool:
@@ -422,7 +422,7 @@ def publish_until_killed(url: str, told: Connection) -> None:
         for retry in due.retries:
             told.send(retry.key)
         store.unpark(due.retries, due.claim)
-    threading.Event().wait(30)
+    threading.Event().wait(90)
 
 
 def test_what_a_killed_scheduler_had_claimed_is_due_again(url: str, store: Store) -> None:
@@ -436,7 +436,7 @@ def test_what_a_killed_scheduler_had_claimed_is_due_again(url: str, store: Store
     scheduler.start()
     published = [receiver.recv() for _ in range(95)]
     os.kill(scheduler.pid or 0, signal.SIGKILL)
-    scheduler.join(30)
+    scheduler.join(90)
     while receiver.poll():
         published.append(receiver.recv())
     left = claimed(store, limit=300)

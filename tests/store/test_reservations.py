@@ -376,7 +376,7 @@ def test_of_many_threads_one_has_a_turn(store: Store) -> None:
     start = threading.Barrier(8)
 
     def grants(n: int) -> list[Grant]:
-        start.wait(30)
+        start.wait(90)
         return [reserve(store, key=key, holder=f"w-{n}").grant for key in KEYS[:20]]
 
     with ThreadPoolExecutor(8) as pool:
@@ -398,11 +398,11 @@ def test_either_its_holder_settles_a_turn_or_another_takes_it_over(store: Store,
     }
 
     def settles() -> list[bool]:
-        start.wait(30)
+        start.wait(90)
         return [ways[how](key) for key in KEYS]
 
     def takes_over() -> list[Grant]:
-        start.wait(30)
+        start.wait(90)
         return [reserve(store, key=key, holder=SECOND, at=60).grant for key in KEYS]
 
     with ThreadPoolExecutor(2) as pool:

@@ -458,7 +458,7 @@ def test_of_many_threads_one_wins(store: Store) -> None:
     start = threading.Barrier(8)
 
     def claims(_: int) -> list[str]:
-        start.wait(30)
+        start.wait(90)
         return [f"j-{n}" for n in range(20) if claim(store, f"j-{n}") is not None]
 
     with ThreadPoolExecutor(8) as pool:
@@ -541,11 +541,11 @@ def test_a_forked_child_has_connections_of_its_own(store: Store) -> None:
     parent = threading.Thread(target=keep_busy)
     parent.start()
     try:
-        assert busy.wait(30)
+        assert busy.wait(90)
         found = in_processes(3, use_inherited, store)
     finally:
         stop.set()
-        parent.join(30)
+        parent.join(90)
     assert found == ["before"] * 3
     assert len([i for i in ids(store) if i.startswith("child")]) == 30
 
