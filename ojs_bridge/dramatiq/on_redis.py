@@ -127,21 +127,26 @@ class Acknowledgements:
         """
         has_ending = delivery_of(message).ending is not None
         (self._ended if has_ending else self._waiting)[message_in(message).options[REDIS_ID]] = message, heard
-        # Looked at again when the lock is free: what came meanwhile was left to this thread.
-        while self._ended and self._settling.acquire(blocking=False):
+        # What is settled is acknowledged before more is settled: a store that is away takes its time. All is
+        # looked at again when a lock is free: what came meanwhile was left to this thread.
+        while True:
+            if self._waiting and self._sending.acquire(blocking=False):
+                step, lock = self._send, self._sending
+            elif self._ended and self._settling.acquire(blocking=False):
+                step, lock = self._settle, self._settling
+            else:
+                return
             try:
-                lot = dict(islice([*self._ended.items()], TOGETHER))
-                Ending.settle_all([end for each, _ in lot.values() if (end := delivery_of(each).ending)])
-                self._waiting |= lot
-                for redis_id in lot:
-                    del self._ended[redis_id]
+                step()
             finally:
-                self._settling.release()
-        while self._waiting and self._sending.acquire(blocking=False):
-            try:
-                self._send()
-            finally:
-                self._sending.release()
+                lock.release()
+
+    def _settle(self) -> None:
+        lot = dict(islice([*self._ended.items()], TOGETHER))
+        Ending.settle_all([end for each, _ in lot.values() if (end := delivery_of(each).ending)])
+        self._waiting |= lot
+        for redis_id in lot:
+            del self._ended[redis_id]
 
     def _send(self) -> None:
         lot = dict(islice([*self._waiting.items()], TOGETHER))

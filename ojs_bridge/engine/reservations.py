@@ -183,14 +183,14 @@ class Reservations:
             self.settle(run)
 
     def settle_successes(self, runs: Sequence[Run]) -> None:
-        """Settle successes in one step; raises StoreError: then a later heartbeat settles them."""
+        """Settle successes, in one step and one try; raises StoreError: then a later heartbeat does it."""
         heart, write, keep_until = self.heart, self._write, self._clock() + KEEP
         if heart is None or write is None:
             return
         held = {run.reservation: run.job for run in runs if run.reservation and heart.holds(run.reservation)}
         orders = [Settle(reservation, heart.holder, keep_until) for reservation in held]
         try:
-            for lost in self._retry.run(write, orders):
+            for lost in write(orders):
                 was_lost(held[lost])
         except StoreError:
             for order in orders:
@@ -203,7 +203,8 @@ class Reservations:
     def settle(self, run: Run, *, used: bool = True) -> None:
         """Settle a run, unless it was settled in one step with what follows it; release an attempt not used.
 
-        Raises StoreError: then a later heartbeat settles the run.
+        It is settled once, since its acknowledgement waits: a worker that is killed meanwhile would have run
+        the job for nothing. Raises StoreError: then a later heartbeat settles the run.
         """
         reservation, heart, store = run.reservation, self.heart, self._store
         if reservation is None or heart is None or store is None:
@@ -212,7 +213,7 @@ class Reservations:
             return
         settle = Settle(reservation, None if run.abandoned else heart.holder, self._clock() + KEEP)
         try:
-            if not self._retry.run(store.settle if used else store.release, settle):
+            if not (store.settle(settle) if used else self._retry.run(store.release, settle)):
                 was_lost(run.job)
         except StoreError:
             if used:
