@@ -12,6 +12,11 @@ from ..messages import Reading, read_message, shown_errors
 from ..rules.job import format_time
 from .filter import EVERYTHING, Filter
 
+#: How long a store remembers a reservation that nobody settles or extends, after it has expired.
+OUTLIVE_MS = timedelta(weeks=1) // timedelta(milliseconds=1)
+#: How long a store remembers a suspicion against a family of processes.
+SUSPECTED = timedelta(days=1)
+
 
 class Grant(enum.Enum):
     """The store's answer to a worker that wants to run a job."""
