@@ -12,11 +12,7 @@ from datetime import timedelta
 
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState, NotExpressible, StoreError
 from ..rules.backoff import Rng
-from ..rules.decision import (
-    DeadLettered,
-    Decision,
-    decide,
-)
+from ..rules.decision import DeadLettered, Decision, decide
 from ..rules.failures import (
     MAX_MESSAGE,
     ErrorMap,
