@@ -151,7 +151,7 @@ class Presence:
                 if count is not None:
                     client.eval(_FORGET, len(self._keys), *self._keys, worker, at)
                 if count:
-                    logger.warning("a worker has died, and %d messages that it had go back", count)
+                    logger.warning("a worker has died, and its messages go back: %d", count)
 
     def missed(self) -> None:
         """Judge nobody for a while: Redis did not answer."""
