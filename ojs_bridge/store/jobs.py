@@ -71,7 +71,8 @@ class Reserving(Protocol):
     """The store's methods for reservations. All raise StoreError.
 
     There is one record per key. It has a fence, a publication, a holder and a time `until`, and may be
-    settled. Every method is one round trip.
+    settled. Every method is one round trip. A store may also have `settle_all`: it takes some orders of
+    holders that live, one a key, and returns the reservations that it could not settle.
     """
 
     def reserve(
