@@ -1,4 +1,7 @@
-"""Redis alone: what a worker has forgotten or a dead one had goes back, and a retry replaces its message."""
+"""What only Redis needs, as a broker: messages that a worker forgot, or a dead one had, are given back.
+
+Acknowledgements travel together, and a retry takes the place of its message in one step.
+"""
 
 from __future__ import annotations
 
@@ -180,7 +183,6 @@ return count
 
 def present(broker: Any, reservations: Reservations, queues: Callable[[], Iterable[str]]) -> Presence:
     """Let the other workers know that this one lives, and give back what dead workers had."""
-
     prefix = f"{namespace(broker)}:"
 
     def give_back(dead: Dead) -> int:
@@ -267,17 +269,13 @@ def replace_on(broker: Any, hands: Hands, woken: Callable[[str], None]) -> None:
 
     def enqueue_or_replace(queue_name: str, redis_id: str, encoded: bytes) -> None:
         old = _replacing.message
-        if old is not None and old in hands and _id_of(encoded) == old.message_id:
+        if old and old in hands and dramatiq.Message.decode(encoded).message_id == old.message_id:
             replace(old, queue_name, redis_id, encoded)
         else:
             enqueue(queue_name, redis_id, encoded)
         woken(queue_name)
 
     do_enqueue.set(broker, enqueue_or_replace)
-
-
-def _id_of(encoded: bytes) -> str:
-    return dramatiq.Message.decode(encoded).message_id
 
 
 _ENRICH = (

@@ -49,7 +49,7 @@ def _has_ended(process: int) -> bool:
     except ProcessLookupError:
         return True
     except PermissionError:
-        return False
+        pass  # It is another user's, and lives.
     return False
 
 

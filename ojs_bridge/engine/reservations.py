@@ -175,12 +175,12 @@ class Reservations:
     def settle_success(self, run: Run) -> None:
         """Settle a run that has succeeded, if possible soon and without waiting for it. Raises StoreError."""
         reservation, heart, behind = run.reservation, self.heart, self._behind
-        if not (behind and heart and reservation) or run.abandoned or not heart.holds(reservation):
-            self.settle(run)
-        elif behind.settle(run.job, Settle(reservation, heart.holder, self._clock() + KEEP)):
-            heart.expire(reservation)
-        else:
-            self.settle(run)
+        if behind and heart and reservation and heart.holds(reservation) and not run.abandoned:
+            order = Settle(reservation, heart.holder, self._clock() + KEEP)
+            if behind.settle(run.job, order):
+                heart.expire(reservation)
+                return
+        self.settle(run)
 
     def settle_successes(self, runs: Sequence[Run]) -> None:
         """Settle successes, in one step and one try; raises StoreError: then a later heartbeat does it."""

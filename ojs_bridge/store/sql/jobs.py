@@ -12,20 +12,15 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..filter import EVERYTHING, Filter
-from ..jobs import Due, Grant, Parked, ParkedPage, Reservation, ReserveAnswer, Settle
+from ..jobs import OUTLIVE_MS, SUSPECTED, Due, Grant, Parked, ParkedPage, Reservation, ReserveAnswer, Settle
 from ..records import from_json, from_ms, index_id, index_text, to_json, to_ms
 from . import tables
 from .database import Database
 from .statements import New, Upsert, batches, beginning, equals, matching, page, picked, updated
 
-#: How long the store remembers a reservation that nobody settles or extends, after it has expired.
-OUTLIVE_MS = timedelta(weeks=1) // timedelta(milliseconds=1)
 #: For how long after its `until` a record is not looked at. No index tells when it may go, because each
 #: settling changes that.
 REST_MS = timedelta(days=1) // timedelta(milliseconds=1)
-
-#: How long the store remembers a suspicion against a family of processes.
-SUSPECTED = timedelta(days=1)
 
 _TAKEN = ReserveAnswer(Grant.TAKEN)
 #: A parameter would be a value that no row has.
