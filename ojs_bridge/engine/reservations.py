@@ -164,7 +164,7 @@ class Reservations:
         if run.reservation is None or run.abandoned or self.heart is None:
             return
         try:
-            held = self.heart.still_holds(run.reservation)
+            held = self.heart.still_holds(run.reservation, run.since)
         except StoreError as error:
             logger.warning("job %s: whether its reservation still holds is not known: %s", run.job, error)
             return
