@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import dramatiq
 from dramatiq.broker import MessageProxy
 from dramatiq.common import current_millis, dq_name, xq_name
+from dramatiq.middleware import Interrupt
 
 from ..engine.presence import Dead, Presence, present_key
 from ..engine.reservations import Reservations
@@ -127,6 +128,13 @@ class Acknowledgements:
         """
         has_ending = delivery_of(message).ending is not None
         (self._ended if has_ending else self._waiting)[message_in(message).options[REDIS_ID]] = message, heard
+        try:
+            self._send_all()
+        except Interrupt:
+            # It was meant for an actor that has ended. Other threads have left their own to this one.
+            self._send_all()
+
+    def _send_all(self) -> None:
         # Looked at again when the lock is free: what came meanwhile was left to this thread.
         while self._ended and self._settling.acquire(blocking=False):
             try:
@@ -146,13 +154,15 @@ class Acknowledgements:
     def _send(self) -> None:
         lot = dict(islice([*self._waiting.items()], TOGETHER))
         others = frozenset(self._script(keys=self._keys, args=(current_millis(), self._worker, *lot)))
-        for redis_id in lot:
-            del self._waiting[redis_id]
         by_heard: dict[Heard, tuple[list[MessageProxy], list[MessageProxy]]] = {}
         for n, (message, heard) in enumerate(lot.values()):
             by_heard.setdefault(heard, ([], []))[n in others].append(message)
         for heard, messages in by_heard.items():
             heard(*messages)
+        for redis_id, entry in lot.items():
+            # As soon as its end is heard, the message may come again, and end again.
+            if self._waiting.get(redis_id) is entry:
+                del self._waiting[redis_id]
 
 
 #: KEYS: a worker's unacknowledged ids of a queue, the queue's messages, the queue's ids, and the times at

@@ -188,11 +188,14 @@ class Reservations:
         if heart is None or write is None:
             return
         held = {run.reservation: run.job for run in runs if run.reservation and heart.holds(run.reservation)}
+        if not held:
+            return
         orders = [Settle(reservation, heart.holder, keep_until) for reservation in held]
         try:
             for lost in self._retry.run(write, orders):
                 was_lost(held[lost])
-        except StoreError:
+        except BaseException:
+            # Not only a StoreError: an interrupt may break in, too.
             for order in orders:
                 heart.settle_later(order)
             raise
@@ -214,7 +217,8 @@ class Reservations:
         try:
             if not self._retry.run(store.settle if used else store.release, settle):
                 was_lost(run.job)
-        except StoreError:
+        except BaseException:
+            # Not only a StoreError: an interrupt may break in, too.
             if used:
                 heart.settle_later(settle)
             raise
