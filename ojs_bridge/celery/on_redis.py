@@ -6,12 +6,14 @@ import json
 import logging
 import threading
 import time
+from collections.abc import Container
 from typing import Any
 
 from celery import bootsteps
 from celery.concurrency import solo
+from celery.worker import state
 
-from ..engine.presence import Dead, Presence
+from ..engine.presence import Dead, Presence, text_of
 from . import compat
 from .attach import attach
 from .taking import Taking, client_of, keys_of, this_worker
@@ -75,6 +77,8 @@ class Visibility(bootsteps.StartStopStep):  # type: ignore[misc]
         runs_within = isinstance(consumer.pool, solo.TaskPool)
         alone = runs_within or consumer.app.conf.get("worker_disable_prefetch")
         channel.ojs_gathers = consumer.hub is not None and not alone
+        if isinstance(channel, Taking) and self._over is not None:
+            give_back_strays(channel)
         if self._over is None and hasattr(channel, "unacked_index_key"):
             self._over = threading.Event()
             if isinstance(channel, Taking):
@@ -119,22 +123,7 @@ def present(consumer: Any) -> Presence:
     stuck: set[bytes | str] = set()
 
     def give_back(dead: Dead) -> int | None:
-        channel = consumer.task_consumer.channel
-        keys, client = keys_of(channel), client_of(channel)
-        count: int | None = 0
-        for tag, delivery in client.eval(_LEFT, len(keys), *keys, dead.worker, dead.last_seen + _TOLERANCE):
-            try:
-                message, lists = _onward(channel, delivery)
-            except Exception as error:  # noqa: BLE001 - a worker of another app may know the exchange
-                if tag not in stuck:
-                    logger.warning("a message of a dead worker is left to other workers: %s", error)
-                stuck.add(tag)
-                count = None
-                continue
-            words = tag, dead.worker, message
-            given = client.eval(_GIVE_BACK, len(keys) + len(lists), *keys, *lists, *words)
-            count = None if count is None else count + given
-        return count
+        return _give_back(consumer.task_consumer.channel, dead.worker, dead.last_seen + _TOLERANCE, stuck)
 
     channel = consumer.task_consumer.channel
     presence = Presence(
@@ -147,6 +136,49 @@ def present(consumer: Any) -> Presence:
     # The channel is another one after each outage.
     presence.start(lambda: client_of(consumer.task_consumer.channel))
     return presence
+
+
+def _give_back(
+    channel: Any, worker: str, until: float, stuck: set[bytes | str], kept: Container[str] = ()
+) -> int | None:
+    """Give back what a worker had at a time, by the server's clock, but for the delivery tags that are kept.
+
+    Returns how many messages; None if some of them lead to no queue that is known here. They are stuck.
+    """
+    keys, client = keys_of(channel), client_of(channel)
+    count: int | None = 0
+    for tag, delivery in client.eval(_LEFT, len(keys), *keys, worker, until):
+        if text_of(tag) in kept:
+            continue
+        try:
+            message, lists = _onward(channel, delivery)
+        except Exception as error:  # noqa: BLE001 - a worker of another app may know the exchange
+            if tag not in stuck:
+                logger.warning("a message of a dead worker is left to other workers: %s", error)
+            stuck.add(tag)
+            count = None
+            continue
+        words = tag, worker, message
+        given = client.eval(_GIVE_BACK, len(keys) + len(lists), *keys, *lists, *words)
+        count = None if count is None else count + given
+    return count
+
+
+def give_back_strays(channel: Any) -> None:
+    """Give back the strays: what this worker took on a connection that it has lost, and has no more.
+
+    Celery forgets what it has not begun, and cannot put that back while Redis is away. The answer to a
+    question may be lost, too. Redis would leave strays to this worker for as long as the worker lives.
+    """
+    kept = {request.message.delivery_tag for request in compat.active_requests(state)}
+    kept.update(channel.qos.ojs_owed, compat.deliveries(channel.qos))
+    try:
+        count = _give_back(channel, this_worker(), client_of(channel).time()[0] + 1, set(), kept)
+    except Exception as error:  # noqa: BLE001 - no connection just now, or no right; the next connection tries
+        logger.info("what this worker took before it connected anew is not given back: %r", error)
+    else:
+        if count:
+            logger.warning("%d messages that this worker has lost with its connection go back", count)
 
 
 def _beat(consumer: Any, over: threading.Event, seconds: float) -> None:

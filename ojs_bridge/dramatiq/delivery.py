@@ -178,10 +178,10 @@ class Ending:
     def settle_all(cls, endings: Sequence[Ending]) -> None:
         """Settle the runs of one engine, all in one step where the store can; never raises."""
         unsettled = [ending for ending in endings if not ending._is_settled]
-        for ending in unsettled:
-            ending._is_settled = True
         if unsettled:
             unsettled[0]._engine.settling.settle_successes([ending._run for ending in unsettled])
+        for ending in unsettled:
+            ending._is_settled = True
 
     def acknowledged(self) -> None:
         """Let the store forget the reservation: the run's only message is gone from its broker."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any, TypeAlias
 
 import dramatiq
 from dramatiq.broker import MessageProxy
 from dramatiq.common import current_millis, dq_name, xq_name
+from dramatiq.middleware import Interrupt
 
 from ..engine.presence import Dead, Presence, present_key
 from ..engine.reservations import Reservations
@@ -121,7 +122,7 @@ class Acknowledgements:
         self._worker = worker_id(broker)
         self._ended: dict[str, tuple[MessageProxy, Heard]] = {}
         self._waiting: dict[str, tuple[MessageProxy, Heard]] = {}
-        self._settling, self._sending = threading.Lock(), threading.Lock()
+        self._settling, self._sending = threading.RLock(), threading.RLock()
 
     def send(self, message: MessageProxy, heard: Heard) -> None:
         """Acknowledge a message, or have another thread do it; `heard` gets it afterwards.
@@ -130,6 +131,16 @@ class Acknowledgements:
         """
         has_ending = delivery_of(message).ending is not None
         (self._ended if has_ending else self._waiting)[message_in(message).options[REDIS_ID]] = message, heard
+        try:
+            self._send_all()
+        except Interrupt:
+            # It was meant for an actor that has ended. Other threads have left their own to this one.
+            for lock in (self._settling, self._sending):
+                with suppress(RuntimeError):  # it is not this thread's
+                    lock.release()
+            self._send_all()
+
+    def _send_all(self) -> None:
         # What is settled is acknowledged before more is settled: a store that is away takes its time. All is
         # looked at again when a lock is free: what came meanwhile was left to this thread.
         while True:
@@ -154,13 +165,15 @@ class Acknowledgements:
     def _send(self) -> None:
         lot = dict(islice([*self._waiting.items()], TOGETHER))
         others = frozenset(self._script(keys=self._keys, args=(current_millis(), self._worker, *lot)))
-        for redis_id in lot:
-            del self._waiting[redis_id]
         by_heard: dict[Heard, tuple[list[MessageProxy], list[MessageProxy]]] = {}
         for n, (message, heard) in enumerate(lot.values()):
             by_heard.setdefault(heard, ([], []))[n in others].append(message)
         for heard, messages in by_heard.items():
             heard(*messages)
+        for redis_id, entry in lot.items():
+            # As soon as its end is heard, the message may come again, and end again.
+            if self._waiting.get(redis_id) is entry:
+                del self._waiting[redis_id]
 
 
 #: KEYS: a worker's unacknowledged ids of a queue, the queue's messages, the queue's ids, and the times at

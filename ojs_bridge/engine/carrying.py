@@ -19,6 +19,7 @@ from ..rules.policy import RetryPolicy
 from . import events
 from .context import Context
 from .events import harmless
+from .heartbeat import SUSPICION
 from .keeping import Keeping, fates_of
 from .rates import Rates
 from .reservations import Reservations
@@ -43,7 +44,7 @@ class Settling:
         self._keeping = keeping
         self._events = context.events
         self._instruments = context.instruments
-        self._surely_held = reservation.total_seconds()
+        self._surely_held = min(reservation, SUSPICION).total_seconds()
         self._rates = Rates(context.store, context.clock, park_after) if context.store else None
         self._reservations = reservations
 
@@ -53,9 +54,9 @@ class Settling:
             self._rates.start()
 
     def check(self, run: Run | Refuse) -> None:
-        """Raise TakenOver for a run whose reservation ran out and was taken over: its outcome does not count.
+        """Raise TakenOver for a run whose reservation was taken over: its outcome does not count.
 
-        The store is asked only if the reservation may have run out by this process's own clock.
+        The store is asked only if that may have happened by this process's own clock.
         """
         if isinstance(run, Run) and run.reservation and time.monotonic() - run.since >= self._surely_held:
             self._reservations.check(run)

@@ -27,6 +27,7 @@ BEATS = 3
 CLEAR_SECONDS = 1.5
 #: For how long a process whose connection the broker has lost stays under suspicion before it counts as dead.
 SUSPICION = timedelta(seconds=4)
+_SUSPICION_SECONDS = SUSPICION.total_seconds()
 #: How many settled reservations the store forgets in one round trip, and how many seconds after the
 #: acknowledgement: a broker may miss one from a connection's last moments, and deliver the message again.
 _BATCH = 1000
@@ -84,6 +85,8 @@ class Heartbeat:
         self._done: deque[tuple[float, list[str]]] = deque()
         #: The time of the last loss of a connection to the broker.
         self._lost = 0.0
+        #: When this process last ended any suspicion against it, and when it did so after too long a time.
+        self._cleared = self._doubted = 0.0
         #: The last outage of the store: from its first miss until a while after its last one.
         self._blind_since = self._blind_until = 0.0
         #: When the store was last late with an answer, or gave none.
@@ -99,6 +102,7 @@ class Heartbeat:
             self.holder = f"{socket.gethostname()}:{os.getpid()}:{self.family}{uuid.uuid4().hex[:8]}"
             self._live, self._unsettled, self._unreleased, self._done = {}, {}, [], deque()
             self._extended, self._lost = (0.0, frozenset()), 0.0
+            self._cleared = time.monotonic()
             self._keep_beating()
             self._pid = os.getpid()
 
@@ -121,11 +125,17 @@ class Heartbeat:
         """Return whether this process extends a reservation."""
         return self._pid == os.getpid() and reservation in self._live
 
-    def still_holds(self, reservation: Reservation) -> bool:
-        """Return whether this process still holds a reservation; if the last beat is old, ask the store."""
+    def still_holds(self, reservation: Reservation, since: float) -> bool:
+        """Return whether this process still holds what it reserved at a monotonic time.
+
+        Asks the store if the reservation may have run out, or a suspicion may have lasted for too long.
+        """
         asked, extended = self._extended
-        fresh = time.monotonic() - asked < self._length.total_seconds()
-        if reservation in extended and self.holds(reservation) and fresh:
+        since = max(since, asked if reservation in extended else since)
+        # A heartbeat that wakes together with the run ends the suspicion, which has done its work by then.
+        trusted = since > self._doubted and time.monotonic() - max(since, self._cleared) < _SUSPICION_SECONDS
+        in_time = time.monotonic() - since < self._length.total_seconds()
+        if trusted and in_time and self.holds(reservation):
             return True
         until = self._clock() + self._length
         return not self._store.extend([reservation], holder=self.holder, until=until)
@@ -212,8 +222,12 @@ class Heartbeat:
         while True:
             time.sleep(pause)
             try:
+                asked = time.monotonic()
+                if asked - self._cleared >= _SUSPICION_SECONDS:
+                    self._doubted = asked
                 if self._live or self._lost:
                     self._store.clear(self.family)
+                self._cleared = asked
                 if time.monotonic() >= due:
                     self._catch_up()
                     self._extend()

@@ -164,7 +164,7 @@ class Reservations:
         if run.reservation is None or run.abandoned or self.heart is None:
             return
         try:
-            held = self.heart.still_holds(run.reservation)
+            held = self.heart.still_holds(run.reservation, run.since)
         except StoreError as error:
             logger.warning("job %s: whether its reservation still holds is not known: %s", run.job, error)
             return
@@ -188,11 +188,14 @@ class Reservations:
         if heart is None or write is None:
             return
         held = {run.reservation: run.job for run in runs if run.reservation and heart.holds(run.reservation)}
+        if not held:
+            return
         orders = [Settle(reservation, heart.holder, keep_until) for reservation in held]
         try:
             for lost in write(orders):
                 was_lost(held[lost])
-        except StoreError:
+        except BaseException:
+            # Not only a StoreError: an interrupt may break in, too.
             for order in orders:
                 heart.settle_later(order)
             raise
@@ -215,7 +218,8 @@ class Reservations:
         try:
             if not (store.settle(settle) if used else self._retry.run(store.release, settle)):
                 was_lost(run.job)
-        except StoreError:
+        except BaseException:
+            # Not only a StoreError: an interrupt may break in, too.
             if used:
                 heart.settle_later(settle)
             raise

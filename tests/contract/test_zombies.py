@@ -66,6 +66,43 @@ def test_the_words_of_a_run_that_was_taken_over_are_not_heard(
     assert fleet.bridge.retries.count() == 0
 
 
+@pytest.mark.requirement("RET-12", "RET-13")
+@pytest.mark.parametrize("kind", ["celery-valkey", "dramatiq-valkey"])
+def test_a_run_that_was_taken_over_long_before_its_reservation_ran_out_is_not_heard(
+    made: Made, kind: str
+) -> None:
+    """A machine that stands still for a while has lost its connections, and was taken for dead."""
+    fleet = made(kind)
+    redis = client(fleet.settings.broker)
+    others = {each["id"] for each in redis.client_list()}
+    zombie = fleet.start(2)
+    jobs = {
+        word: fleet.send(
+            "act", *awaiting(fleet, zombies.LAST_WORDS[word]), followed_by=f"{fleet.queue}-{word}"
+        )
+        for word in ("success", "retry")
+    }
+    await_runs(fleet, *jobs.values())
+    processes = zombie.processes
+    zombies.stop(processes, fleet.store)
+    try:
+        for each in redis.client_list():
+            if each["id"] not in others:
+                redis.client_kill_filter(_id=each["id"])
+        fleet.start(4)
+        assert {end(fleet, job, seconds=40).type for job in jobs.values()} == {"job.completed"}
+        go(fleet)
+    finally:
+        zombies.wake(processes)
+    for job in jobs.values():
+        line = f"job {job}: attempt 1 {zombies.DROPPED}"
+        eventually(lambda line=line: line in zombie.log, seconds=60, what="a dropped run")
+    eventually(lambda: not fleet.left(), seconds=30, what="an empty queue")
+    for word, job in jobs.items():
+        assert fleet.followed(f"{fleet.queue}-{word}") == ["second"], word
+        assert fleet.types(job).count("job.completed") == 1, word
+
+
 @pytest.mark.requirement("RET-12")
 @pytest.mark.parametrize("kind", FLEETS)
 def test_a_job_goes_on_though_the_worker_that_took_it_over_died(made: Made, kind: str) -> None:

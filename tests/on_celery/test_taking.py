@@ -11,6 +11,7 @@ import pytest
 import redis
 from kombu import Consumer, Message
 
+from ojs_bridge.celery.on_redis import give_back_strays
 from ojs_bridge.celery.taking import take_safely
 from tests.contract.steps import sleeps
 from tests.on_celery.fleet import Fleet
@@ -138,6 +139,23 @@ def test_what_could_not_be_acknowledged_is_when_redis_is_back(separate: Callable
                 eventually(lambda: consumer.channel.qos.can_consume() and waiting(fleet) == 0)
 
 
+def test_what_a_worker_has_not_begun_when_redis_dies_is_there_when_redis_is_back(
+    separate: Callable[..., Fleet],
+) -> None:
+    """Celery forgets it with the connection, and cannot put it back. Redis alone keeps it for an hour."""
+    with Valkey() as server, redis.Redis.from_url(server.url) as client:
+        fleet = separate(broker=server.url)
+        fleet.start("-c", "1").await_ready()
+        jobs = [fleet.send("act", sleeps(3) if n == 0 else "ok") for n in range(4)]
+        eventually(lambda: client.hlen("unacked") == len(jobs) and fleet.runs(jobs[0]), what="all of them")
+        server.kill()
+        server.start()
+        assert {fleet.end(job) for job in jobs} == {"SUCCESS"}
+        # The oldest Celery does not acknowledge the job that ran when the connection was lost.
+        eventually(lambda: waiting(fleet) <= 1, what="the acknowledgements")
+        assert [len(fleet.runs(job)) for job in jobs] == [1] * len(jobs)
+
+
 @pytest.fixture
 def consumer(fleet: Fleet) -> Iterator[Consumer]:
     """A consumer of eight messages that has room for five, and whose loop goes on."""
@@ -167,6 +185,23 @@ def test_messages_travel_together_and_acknowledgements_with_the_next_question(
         for message in taken[5:]:
             message.ack()
     assert waiting(fleet) == 0
+
+
+def test_messages_whose_answer_is_lost_are_there_on_the_next_connection(
+    fleet: Fleet, consumer: Consumer
+) -> None:
+    """But for those that the worker still has."""
+    taken: list[Message] = []
+    consumer.on_message = taken.append
+    with redis.Redis.from_url(fleet.settings.broker) as client, consumer:
+        consumer.connection.drain_events(timeout=10)
+        for message in taken[:2]:
+            message.ack()
+        consumer.connection.transport.cycle.on_poll_start()
+        eventually(lambda: client.llen(fleet.settings.queue) == 1, what="more messages on their way")
+        give_back_strays(consumer.channel)
+        assert {*client.hkeys("unacked")} == {message.delivery_tag.encode() for message in taken[2:]}
+        assert client.llen(fleet.settings.queue) == 3
 
 
 def test_a_worker_takes_no_more_than_its_part_and_gives_back_in_order_what_it_has_not_read(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ import dramatiq
 import pytest
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
-from dramatiq.middleware import Interrupt, Middleware, Shutdown
+from dramatiq.middleware import Interrupt, Middleware, Shutdown, shutdown
 
 from ojs_bridge import Bridge, open_store
 from ojs_bridge.dramatiq import OJSRetries, consumer
 from ojs_bridge.engine.presence import LOOK_SECONDS
+from ojs_bridge.store import Reservation, Settle
 from tests.on_dramatiq.fleet import QUICK, Fleet, Heard, left_in
 from tests.servers import Valkey, eventually
 
@@ -126,3 +128,68 @@ def test_a_worker_is_present_while_a_job_outlasts_its_stop(valkey: Valkey) -> No
     time.sleep(2.5 * LOOK_SECONDS)
     assert broker.client.pubsub_numsub(channel)[0][1] == 1
     over.set()
+
+
+class Slow:
+    """A store that settles its first run only when a test lets it, or the thread is interrupted."""
+
+    def __init__(self, url: str) -> None:
+        self.store = open_store(url)
+        self.settles, self.over = threading.Event(), threading.Event()
+
+    def settle(self, settle: Settle) -> bool:
+        """Settle."""
+        if not settle.reservation.key.startswith("ojs-bridge:"):
+            self._wait()
+        return self.store.settle(settle)
+
+    def settle_all(self, settles: Sequence[Settle]) -> Sequence[Reservation]:
+        """Settle."""
+        self._wait()
+        return self.store.settle_all(settles)  # type: ignore[attr-defined, no-any-return]
+
+    def _wait(self) -> None:
+        self.settles.set()
+        while not self.over.is_set():
+            time.sleep(0.005)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+
+def test_an_interrupt_that_comes_late_costs_no_acknowledgement(
+    valkey: Valkey, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shutdown has chosen the threads that it interrupts, and one of them ends its job meanwhile.
+
+    That thread settles and acknowledges for another one, too, which has gone on.
+    """
+    store = Slow(f"sqlite:///{tmp_path}/ojs.db")
+    broker = RedisBroker(url=valkey.url, namespace=unique)
+    fleet = Fleet(broker, unique, store=store)
+    running, go = threading.Barrier(3), threading.Event()
+
+    def waits(n: int) -> None:
+        running.wait(90)
+        go.wait(90)
+
+    def ends_later(n: int) -> None:
+        running.wait(90)
+        store.settles.wait(90)
+
+    jobs = [fleet.send(fleet.actor(waits, notify_shutdown=True)), fleet.send(fleet.actor(ends_later))]
+    interrupt = shutdown.raise_thread_exception
+
+    def late(*args: Any) -> None:
+        go.set()
+        assert store.settles.wait(90)
+        time.sleep(0.3)  # the other job ends, too
+        interrupt(*args)
+        threading.Timer(0.3, store.over.set).start()
+
+    monkeypatch.setattr(shutdown, "raise_thread_exception", late)
+    with fleet.working(threads=2):
+        running.wait(90)
+    assert [len(job.runs) for job in jobs] == [1, 1]
+    assert fleet.left() == 0
+    assert [fleet.heard.types(job.id) for job in jobs] == [["job.started", "job.completed"]] * 2
