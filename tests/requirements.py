@@ -59,7 +59,7 @@ INTRODUCTION = f"""\
 # Requirements and their tests
 
 These are the requirements of the Open Job Spec 1.0.0-rc.1 on retries (`ojs-retry.md`, section 15) and on dead
-letters (`ojs-dead-letter.md`). The tests of each have its marker, such as `@pytest.mark.requirement("RET-04")`;
+letters (`ojs-dead-letter.md`). The tests of each have its marker, as in `@pytest.mark.requirement("RET-04")`;
 `{COMMAND}` writes this page from the markers.
 [Decisions](../explanation/decisions.md) has the choices where the spec leaves room.
 
