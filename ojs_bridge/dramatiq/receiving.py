@@ -198,8 +198,10 @@ def _flaw(message: dramatiq.Message[Any], queue_name: str, *, on_redis: bool) ->
         return f"it says that its queue is {message.queue_name!r}"
     if not isinstance(message.message_id, Hashable):
         return f"its id is {message.message_id!r}"
-    if on_redis and REDIS_ID not in message.options:
-        return f"it has no {REDIS_ID}"
+    redis_id = message.options.get(REDIS_ID)
+    # What redis-py cannot send would keep it from sending the acknowledgements of other messages, too.
+    if on_redis and not (isinstance(redis_id, str) and redis_id.isascii()):
+        return f"its {REDIS_ID} is {redis_id!r}"
     return None
 
 

@@ -170,6 +170,9 @@ class Presence:
         return False
 
     def _enter(self, client: Any) -> None:
+        if self._client is not None:
+            # An outage between two looks. Others may need longer to connect anew.
+            self._judges_from = time.monotonic() + GRACE
         subscription = client.pubsub(ignore_subscribe_messages=False)
         subscription.subscribe(self._channel + self._worker)
         # Nobody may learn of this worker before it is subscribed.

@@ -187,6 +187,18 @@ def test_a_restart_that_redis_py_hides_is_an_outage(server: Valkey, worker: Call
     assert (first.dead, first.suspected) == ([], [])
 
 
+def test_a_connection_that_was_made_anew_is_an_outage(
+    server: Valkey, worker: Callable[[str], Worker]
+) -> None:
+    """Celery has a new channel after an outage that lay between two looks; others are slower to connect."""
+    first, second = worker("first"), worker("second")
+    look_for(first, 0.7)  # it judges others
+    second.end()
+    first.client = redis.Redis.from_url(server.url)
+    look_for(first, 1)
+    assert (first.dead, first.suspected) == ([], [])
+
+
 def test_a_worker_asks_one_question_at_a_look(worker: Callable[[str], Worker]) -> None:
     """An idle worker costs no more than it must."""
     first = worker("first")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import threading
 from collections.abc import Callable
@@ -224,6 +225,24 @@ def test_a_thread_leaves_its_acknowledgement_to_the_one_that_sends_and_none_is_l
             server.start()
             eventually(lambda: fleet.left() == 0)
         assert [len(job.runs) for job in jobs] == [1] * 4
+
+
+@pytest.mark.parametrize("odd", [None, {}, "\ud800"], ids=["none", "an object", "half a character"])
+def test_a_message_that_cannot_be_acknowledged_keeps_no_other_from_it(
+    valkey: Valkey, unique: str, odd: object
+) -> None:
+    """Many acknowledgements travel in one trip. No producer of Dramatiq's writes such a message."""
+    fleet = Fleet(RedisBroker(url=valkey.url, namespace=unique), unique)
+    actor = fleet.actor(lambda n: None)
+    message = {**actor.message("odd").asdict(), "options": {"redis_message_id": odd}}
+    queue = f"{unique}:{unique}"
+    fleet.broker.client.hset(f"{queue}.msgs", "its id in Redis", json.dumps(message))
+    fleet.broker.client.rpush(queue, "its id in Redis")
+    jobs = [fleet.send(actor) for _ in range(8)]
+    with fleet.working(threads=2):
+        eventually(lambda: fleet.left() == 0)
+    assert [len(job.runs) for job in jobs] == [1] * 8
+    assert fleet.broker.client.hkeys(f"{queue}.XQ.msgs") == [b"its id in Redis"]
 
 
 def test_a_worker_that_has_said_that_it_lives_keeps_its_messages(valkey: Valkey, unique: str) -> None:
