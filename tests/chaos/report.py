@@ -107,8 +107,9 @@ def _as_its_fate_says(job: str, outcome: Outcome) -> bool:
     """Return whether a job ended as it was meant to, or dead after as many attempts as it may have."""
     fate, ledger = fate_of(job), outcome.ledger
     if job in outcome.dead:
+        # A worker may be killed when it has reserved an attempt, and before its task has begun.
         attempts = [line.attempt for line in ledger.lines(job, "start", "job.discarded")]
-        return max(attempts, default=0) == fate.max_attempts
+        return max(*attempts, outcome.letters.get(job, 0), 0) == fate.max_attempts
     return not fate.dies and bool(ledger.lines(job, "done"))
 
 

@@ -56,6 +56,8 @@ class Outcome:
     ledger: Reader
     alive: set[str]
     dead: set[str]
+    #: The last attempt of each dead letter in the store.
+    letters: dict[str, int]
     #: When a worker was killed, by the clock of the ledger, and which processes of it.
     kills: list[tuple[float, Sequence[int]]]
     #: When a server was away, by the same clock.
@@ -183,13 +185,13 @@ class Trial:
             line.attempt >= fate.max_attempts for line in self._ledger.lines(job, "failed")
         )
 
-    def _letters(self) -> set[str]:
+    def _letters(self) -> dict[str, int]:
         if self._settings.store is None:
-            return set()
-        store, found, cursor = open_store(self._settings.store), set(), None
+            return {}
+        store, found, cursor = open_store(self._settings.store), dict[str, int](), None
         while True:
             page = store.list(Filter(), limit=1000, cursor=cursor)
-            found |= {letter.id for letter in page.letters}
+            found |= {letter.id: letter.attempt for letter in page.letters}
             cursor = page.next_cursor
             if cursor is None:
                 store.close()
@@ -199,6 +201,7 @@ class Trial:
         self._ledger.refresh()
         seconds = time.monotonic() - self._began
         alive, dead = self._framework.held(self._settings)
+        letters = self._letters()
         starts = sum(worker.starts for worker in self._workers)
         began = time.time() - seconds
         outages = [
@@ -206,7 +209,7 @@ class Trial:
             for outage in storm.outages
             if outage.server in ("broker", "store")
         ]
-        return Outcome(self._ledger, alive, dead | self._letters(), self._kills, outages, starts, seconds)
+        return Outcome(self._ledger, alive, dead | {*letters}, letters, self._kills, outages, starts, seconds)
 
 
 def _nothing() -> None:
