@@ -35,20 +35,8 @@ def _has_perf() -> bool:
 
 def _by_perf(processes: Sequence[int]) -> Callable[[], int]:
     (reads, asks), (answers, acknowledges) = os.pipe(), os.pipe()
-    of = ",".join(map(str, processes))
-    command = [
-        "perf",
-        "stat",
-        "-x",
-        ",",
-        *EVENT,
-        "-p",
-        of,
-        "-D",
-        "-1",
-        "--control",
-        f"fd:{reads},{acknowledges}",
-    ]
+    of, control = ",".join(map(str, processes)), f"fd:{reads},{acknowledges}"
+    command = ["perf", "stat", "-x,", *EVENT, f"-p{of}", "-D-1", f"--control={control}"]
     counter = _started(command, (reads, acknowledges))
 
     def tell(word: str) -> None:

@@ -18,7 +18,6 @@ app.conf.update(
     task_acks_late=True,
     task_ignore_result=True,
     task_queues=[Queue(name) for name in side.queue_names],
-    **side.more,
 )
 
 

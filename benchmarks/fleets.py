@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from typing import Any, Protocol
 
 import redis
@@ -127,8 +126,3 @@ class _Stock:
             for key in keys:
                 pipe.copy(prefix + key, key, destination_db=BROKER, replace=True)
             pipe.execute()
-
-
-def python(*arguments: str) -> list[str]:
-    """Return the command that runs Python with these arguments."""
-    return [sys.executable, *arguments]

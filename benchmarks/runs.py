@@ -62,7 +62,6 @@ class Load:
     queues: int = 1
     is_idle: bool = False
     is_far: bool = False
-    more: tuple[tuple[str, int], ...] = ()
 
 
 class Bench:
@@ -110,7 +109,7 @@ class Bench:
         Counts.create(counts)
         return Side(
             load.framework, load.width, str(counts), broker, store, name != "native", name == "traced",
-            load.fails, load.queues, dict(load.more),
+            load.fails, load.queues,
         )  # fmt: skip
 
 
@@ -157,9 +156,8 @@ class _Run:
 
     def _used(self) -> tuple[float, int, int]:
         processes = tree(self._worker.pid)
-        cpu = sum(
-            time.clock_gettime((~pid << 3) | 2) for pid in processes
-        )  # the CPU clock of another process
+        # The id of another process's CPU clock.
+        cpu = sum(time.clock_gettime((~pid << 3) | 2) for pid in processes)
         trips = sum(self._distance.trips()) if self._distance else 0
         return cpu, sum(map(_switches, processes)), trips
 

@@ -7,7 +7,7 @@ import mmap
 import os
 import struct
 import threading
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ojs_bridge import Bridge, PartialPolicy
@@ -34,7 +34,6 @@ class Side:
     traced: bool = False
     fails: bool = False
     queues: int = 1
-    more: dict[str, int] = field(default_factory=dict)
 
     @property
     def runs(self) -> int:

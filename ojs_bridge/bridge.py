@@ -51,7 +51,7 @@ class Bridge:
         fail_open: whether jobs run without a reservation while the store cannot be reached; else they wait.
         settle_behind: whether a success is settled within 20 ms, and no job waits for it; else it is settled
             before its message is acknowledged. A store in the memory of this process settles at once.
-        retention: how long dead letters are kept, and how many.
+        retention: how long dead letters are kept, and how many: without it for 180 days, and 10,000.
         redact: names of arguments that are not shown, or a callable. The callable gets an argument's name and
             value, and returns the value to show.
         replay_rules: which dead letters are replayed by themselves.

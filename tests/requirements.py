@@ -58,9 +58,9 @@ REQUIREMENTS = (
 INTRODUCTION = f"""\
 # Requirements and their tests
 
-The requirements of the Open Job Spec 1.0.0-rc.1 on retries (`ojs-retry.md`, section 15) and on dead letters
-(`ojs-dead-letter.md`), and the files of tests that prove each of them: there look for its marker, as in
-`@pytest.mark.requirement("RET-04")`. `{COMMAND}` writes this page from the markers.
+These are the requirements of the Open Job Spec 1.0.0-rc.1 on retries (`ojs-retry.md`, section 15) and on dead
+letters (`ojs-dead-letter.md`). The tests of each have its marker, as in `@pytest.mark.requirement("RET-04")`;
+`{COMMAND}` writes this page from the markers.
 [Decisions](../explanation/decisions.md) has the choices where the spec leaves room.
 
 | Id | Requirement | Section | Tests |

@@ -65,7 +65,7 @@ NATIVE = "celery.app.task"
 AUTORETRYING = "_ojs_autoretrying"
 #: The shortest and the longest interval, in seconds: a policy has none of zero, and a calendar ends.
 _SHORTEST = 0.001
-_LONGEST = 100 * 365 * 86_400
+LONGEST = 100 * 365 * 86_400
 #: The main process raises these for a child that it killed, or that died; no task sees them.
 KILLED = (TimeLimitExceeded, WorkerLostError)
 
@@ -270,7 +270,7 @@ def _full_jitter(_n: int, seconds: float, rng: Rng) -> float:
 
 
 def _interval(seconds: float) -> str:
-    return format_duration(timedelta(seconds=min(max(seconds, _SHORTEST), _LONGEST)))
+    return format_duration(timedelta(seconds=min(max(seconds, _SHORTEST), LONGEST)))
 
 
 def _read_retry_option(app: Celery) -> None:

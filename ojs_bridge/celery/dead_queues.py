@@ -22,6 +22,7 @@ from ..operations.broker_letters import await_turn, claimed_on_redis, found_lett
 from ..rules.job import Job, count_of, decoded
 from ..store import Letter
 from . import compat, sending
+from .taking import client_of
 from .wire import Wire, carried, chain_of, delivered, time_in, to_json
 
 logger = logging.getLogger("ojs_bridge")
@@ -157,11 +158,8 @@ class _OnRedis:
     """Dead queues on Redis: a list for each priority, the newest message first."""
 
     def __init__(self, connection: Connection) -> None:
-        from redis import Redis
-
         self._channel = connection.channel()
-        # Not the channel's own client, which knows a key prefix for some commands only.
-        self._client: Any = Redis(connection_pool=self._channel.pool)
+        self._client = client_of(self._channel)
 
     def read(self, name: str, most: int) -> list[Any]:
         return [message for _, _, message in islice(self._all(name, most), most)] if most else []

@@ -120,7 +120,6 @@ def _onward(channel: Any, delivery: bytes | str) -> tuple[str, list[str]]:
 def present(consumer: Any) -> Presence:
     """Let the other workers know that this one lives, and give back what dead workers had."""
     reservations = attach(consumer.app).engine.reservations
-
     stuck: set[bytes | str] = set()
 
     def give_back(dead: Dead) -> int | None:

@@ -20,7 +20,6 @@ from celery import Task, states
 from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, WorkerShutdown, WorkerTerminate
 from celery.result import AsyncResult
-from celery.states import RETRY
 
 from ..engine.engine import Engine
 from ..engine.events import let_through
@@ -271,7 +270,7 @@ def _reopen(backend: Any, job_id: str, group_id: str) -> None:
 def store_retry(task: Task, request: Any, signal: Retry) -> None:
     """Store the state RETRY of a job, if Celery would; Celery does not store it again. Never raises."""
     try:
-        compat.handle_error_state_of(_EarlyRetry(RETRY, signal))(task, request)
+        compat.handle_error_state_of(_EarlyRetry(states.RETRY, signal))(task, request)
     except Exception:
         logger.exception("job %s is sent on, though its state cannot be stored", known(request))
 

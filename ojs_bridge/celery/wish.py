@@ -24,7 +24,7 @@ from ..rules.decision import Decision, RetryAt
 from ..rules.failures import safe_repr
 from ..rules.job import Header, Job
 from ..rules.policy import RetryPolicy
-from .attach import LATER, attempts, automatic, autoretry_for, check_signatures
+from .attach import LATER, LONGEST, attempts, automatic, autoretry_for, check_signatures
 from .wire import EAGER_RETRIES, Arguments, Wire, arguments_of, with_arguments
 
 logger = logging.getLogger("ojs_bridge")
@@ -55,8 +55,6 @@ _ON_PUBLISHING = frozenset(
 )  # fmt: skip
 #: The attribute of a task with the options of which the log has said that they do not count.
 _SAID = "_ojs_said"
-#: No hint is longer, in seconds: a century, which a calendar still has.
-_LONGEST = 100 * 365 * 86_400
 
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -226,7 +224,7 @@ class Wish:
     @property
     def default_delay(self) -> timedelta:
         """The delay that Celery takes if the call names none."""
-        return timedelta(seconds=min(max(self.task.default_retry_delay or 0, 0), _LONGEST))
+        return timedelta(seconds=min(max(self.task.default_retry_delay or 0, 0), LONGEST))
 
     def answer(self) -> BaseException:
         """Return the exception that the call raises, after the decision."""
@@ -279,7 +277,7 @@ def countdown_of(countdown: Any) -> timedelta | None:
         seconds = math.nan
     if math.isnan(seconds):
         raise ValueError(f"self.retry(countdown={countdown!r}): must be a number of seconds")
-    return timedelta(seconds=min(max(seconds, 0.0), _LONGEST))
+    return timedelta(seconds=min(max(seconds, 0.0), LONGEST))
 
 
 def _raised(exc: Any) -> BaseException:

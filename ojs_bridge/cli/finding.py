@@ -37,7 +37,7 @@ _BRIDGE, _PYTHON = Path(__file__).parents[1], Path(sysconfig.get_path("stdlib"))
 _INSTALLED = {"site-packages", "dist-packages"}
 
 _STORE = "OJS_BRIDGE_STORE"
-_APP = "OJS_BRIDGE_APP"
+APP = "OJS_BRIDGE_APP"
 _PANEL = "Which bridge"
 
 
@@ -70,7 +70,7 @@ class Place:
     @property
     def _app(self) -> str | None:
         """The app's name. With --store, OJS_BRIDGE_APP does not count: no app is imported for nothing."""
-        return self.app or (None if self.store else os.environ.get(_APP)) or None
+        return self.app or (None if self.store else os.environ.get(APP)) or None
 
     @cached_property
     def bridge(self) -> Bridge:
@@ -96,12 +96,12 @@ class Place:
     @property
     def publishing_bridge(self) -> Bridge:
         """The app's own bridge; raises ConfigurationError without an app."""
-        if self.store and os.environ.get(_APP):
+        if self.store and os.environ.get(APP):
             raise _ignored("store")
         if not self.has_app:
             raise ConfigurationError(
                 "app: none is given, and a message is published by the app that it came from: "
-                f"--app MODULE:APP, or {_APP}"
+                f"--app MODULE:APP, or {APP}"
             )
         return self.bridge
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Annotated, Any
@@ -17,7 +18,7 @@ from ..rules.failures import VISIBILITY_TIMEOUT
 from ..rules.policy import RetryPolicy
 from ..testing.explaining import MOST, PlannedWait, explain
 from .commands import INCOMPLETE, AsJson, command, group_of, json_of
-from .finding import app_of, is_celery, load_tasks
+from .finding import APP, app_of, is_celery, load_tasks
 from .printing import Rows, plain, say, show, show_json, table
 
 group = group_of("policy", "Check retry policies, and see their schedules.")
@@ -61,7 +62,7 @@ def explain_(
     file: Annotated[str | None, Argument(metavar="[FILE]", help=_FILE)] = None,
     policy: Annotated[str | None, Option(metavar="JSON", help="A policy, in place of a file.")] = None,
     app: Annotated[
-        str | None, Option(metavar="MODULE:APP", help="The Celery app or Dramatiq broker that has the task.")
+        str | None, Option(metavar="MODULE:APP", help=f"The app or broker that has the task, or {APP}.")
     ] = None,
     task: Annotated[str | None, Option(metavar="NAME", help="A task or actor of --app.")] = None,
     error: Annotated[
@@ -71,7 +72,7 @@ def explain_(
 ) -> int | None:
     """Explain what would become of each attempt of a task, or under a policy, that fails with an error."""
     if task is not None or app is not None:
-        _explain(task or "", _task_of(app, task), error, as_json=as_json)
+        _explain(task or "", _task_of(app or os.environ.get(APP), task), error, as_json=as_json)
         return None
     policies = _named(file, policy)
     for named in policies:
@@ -92,7 +93,7 @@ def _explain(name: str, policy: Any, error: str, *, as_json: bool) -> None:
 
 def _task_of(app: str | None, name: str | None) -> Any:
     """Return a task of an app; raises ConfigurationError."""
-    if app is None or name is None:
+    if not (app and name):
         raise ConfigurationError("task: --app MODULE:APP and --task NAME name a task together")
     loaded = app_of(app)
     if is_celery(loaded):

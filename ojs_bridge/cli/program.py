@@ -17,13 +17,7 @@ from ..errors import ConfigurationError
 from ..operations.audit import Record
 from ..operations.health import SECONDS
 from . import __doc__ as about
-from . import (
-    dead_letters,
-    operations,
-    plan,
-    policy,
-    retries,
-)
+from . import dead_letters, operations, plan, policy, retries
 from .commands import INCOMPLETE, OUT_OF_REACH, AsJson, Cursor, Limit, command, group_of
 from .finding import CELERY_APP, Place
 from .letters import WHEN, time_from

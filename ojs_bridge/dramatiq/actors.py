@@ -23,12 +23,7 @@ from ..rules.backoff import Rng
 from ..rules.duration import format_duration
 from ..rules.job import Job
 from ..rules.policy import LARGEST
-from .translate import (
-    WORKER_ERRORS,
-    InvalidOptions,
-    bare_job,
-    job_of,
-)
+from .translate import WORKER_ERRORS, InvalidOptions, bare_job, job_of
 
 logger = logging.getLogger("ojs_bridge")
 

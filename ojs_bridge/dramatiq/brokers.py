@@ -27,7 +27,7 @@ logger = logging.getLogger("ojs_bridge")
 #: How long RabbitMQ waits for an acknowledgement, unless its `consumer_timeout` says otherwise.
 PATIENCE = timedelta(minutes=30)
 #: RabbitMQ's answers: there is no such queue; a declaration is not allowed, or its arguments are not.
-_NOT_FOUND, _REFUSALS = 404, (403, 405, 406, 540)
+NOT_FOUND, _REFUSALS = 404, (403, 405, 406, 540)
 #: Whether Dramatiq publishes to RabbitMQ with the `mandatory` flag.
 _MISSES_QUEUES = numbers_of(dramatiq.__version__) >= (2, 2)
 
@@ -58,7 +58,7 @@ def backlog(broker: Any, queues: Sequence[str]) -> Sequence[Backlog] | None:
 
         connection = BlockingConnection(parameters(broker))
         try:
-            return [Backlog(queue, _depth(connection, queue)) for queue in queues]
+            return [Backlog(queue, depth_of(connection, queue)) for queue in queues]
         finally:
             connection.close()
     return None
@@ -76,7 +76,7 @@ def _redis_backlog(broker: Any, queue: str) -> Backlog:
     return Backlog(queue, depth, job.due_at if isinstance(job, Job) else None)
 
 
-def _depth(connection: Any, queue: str) -> int:
+def depth_of(connection: Any, queue: str) -> int:
     """Return the number of messages in a queue, 0 where there is no such queue."""
     from pika.exceptions import ChannelClosedByBroker
 
@@ -84,7 +84,7 @@ def _depth(connection: Any, queue: str) -> int:
         with connection.channel() as channel:
             return int(channel.queue_declare(queue, passive=True).method.message_count)
     except ChannelClosedByBroker as error:
-        if error.reply_code != _NOT_FOUND:
+        if error.reply_code != NOT_FOUND:
             raise
         return 0
 
@@ -195,7 +195,7 @@ def use_dead_queues_as_they_are(broker: Any) -> None:
         try:
             return compat.channel(broker).queue_declare(xq_name(queue_name), passive=True)
         except ChannelClosedByBroker as error:
-            if error.reply_code != _NOT_FOUND:
+            if error.reply_code != NOT_FOUND:
                 raise
             compat.channel.delete(broker)
             return declare(queue_name)

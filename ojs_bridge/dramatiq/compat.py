@@ -75,12 +75,6 @@ heartbeats = _redis(":__heartbeats__", _LUA, "tell other workers that this one i
 do_enqueue = _redis("do_enqueue", f"{_BROKER}.enqueue", "put a retry in its message's place in one step")
 do_requeue = _redis("do_requeue", f"{_POLL}.requeue", "give back what this worker has fetched and forgotten")
 do_nack = _redis("do_nack", f"{_POLL}.nack", "move a message that no thread can carry out, as it came")
-connection_kwargs = minor(
-    "connection_kwargs",
-    "redis:ConnectionPool",
-    "acknowledge and settle in one step where the store is in the same database",
-    only=REDIS,
-)
 message_cache = _redis("message_cache", _POLL, "give back what a consumer has fetched and not handed out")
 queued_message_ids = _redis(
     "queued_message_ids", _POLL, "fetch another message in the place of one that has left"

@@ -22,7 +22,7 @@ from ..operations.broker_letters import await_turn, claimed_on_redis, found_lett
 from ..rules.failures import Failure
 from ..rules.job import ErrorEntry, Job, count_of
 from ..store import Letter, from_ms
-from .brokers import error_in_words, is_rabbitmq, is_redis, outages
+from .brokers import NOT_FOUND, depth_of, error_in_words, is_rabbitmq, is_redis, outages
 from .compat import dead_letters_by_queue, dead_of, message_in, messages_of, parameters
 from .delivery import is_dropped
 from .translate import FRAMEWORK, bare_job, job_of, original, time_of
@@ -31,7 +31,7 @@ logger = logging.getLogger("ojs_bridge")
 
 #: A message in a dead queue: its bytes, but on StubBroker the message itself.
 Held: TypeAlias = bytes | MessageProxy
-_NOT_FOUND, _LOCKED = 404, 405
+_LOCKED = 405
 #: How many messages are read from Redis at a time.
 READ = 500
 
@@ -248,7 +248,7 @@ class _OnRabbitMQ:
                     while len(held) < most and (got := next(messages, None)):
                         held.append((got[1], None))
                 if len(held) > before:
-                    tell_if_hidden(xq_name(queue), functools.partial(_count, connection, xq_name(queue)))
+                    tell_if_hidden(xq_name(queue), functools.partial(depth_of, connection, xq_name(queue)))
         return held
 
     def take(self, queue: str, is_it: Callable[[Held], bool], then: Callable[[], object]) -> bool:
@@ -282,7 +282,7 @@ def _looking(connection: Any, name: str) -> Iterator[Iterator[tuple[Callable[[],
             try:
                 method, properties, body = channel.basic_get(name)
             except ChannelClosedByBroker as error:
-                if error.reply_code == _NOT_FOUND:
+                if error.reply_code == NOT_FOUND:
                     return
                 raise
             if method is None:
@@ -299,13 +299,6 @@ def _looking(connection: Any, name: str) -> Iterator[Iterator[tuple[Callable[[],
             # For RabbitMQ 4.3 closing alone is a failed delivery, which a quorum queue may delay.
             channel.basic_nack(0, multiple=True, requeue=True)
             channel.close()
-
-
-def _count(connection: Any, name: str) -> int:
-    channel = connection.channel()
-    count = int(channel.queue_declare(name, passive=True).method.message_count)
-    channel.close()
-    return count
 
 
 def _is_renewed(channel: Any, name: str, properties: Any, body: bytes) -> bool:

@@ -85,10 +85,6 @@ class OJSRetries(Retries):
         #: The job that a thread sends, and the context in which instruments hear of it.
         self._sending = threading.local()
 
-    def expect_no_retries(self) -> None:
-        """Let actors without options of their own run once, as on a broker without `Retries`."""
-        self.actors.stock = NO_RETRIES
-
     @property
     def actor_options(self) -> set[str]:
         """The options that actors may set."""
@@ -269,7 +265,8 @@ def install(
     """
     middleware = OJSRetries(bridge, policies=policies, canary=canary, in_flight=in_flight)
     if not any(isinstance(m, Retries) for m in broker.middleware):
-        middleware.expect_no_retries()
+        # Actors without options of their own run once on such a broker, as before.
+        middleware.actors.stock = NO_RETRIES
     broker.add_middleware(middleware)
     middleware.take_over(broker)
     return middleware

@@ -1,11 +1,14 @@
-"""Redis alone: what a worker has forgotten or a dead one had goes back, and a retry replaces its message."""
+"""What only Redis needs, as a broker: messages that a worker forgot, or a dead one had, are given back.
+
+Acknowledgements travel together, and a retry takes the place of its message in one step.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -119,7 +122,7 @@ class Acknowledgements:
         self._worker = worker_id(broker)
         self._ended: dict[str, tuple[MessageProxy, Heard]] = {}
         self._waiting: dict[str, tuple[MessageProxy, Heard]] = {}
-        self._settling, self._sending = threading.Lock(), threading.Lock()
+        self._settling, self._sending = threading.RLock(), threading.RLock()
 
     def send(self, message: MessageProxy, heard: Heard) -> None:
         """Acknowledge a message, or have another thread do it; `heard` gets it afterwards.
@@ -132,24 +135,32 @@ class Acknowledgements:
             self._send_all()
         except Interrupt:
             # It was meant for an actor that has ended. Other threads have left their own to this one.
+            for lock in (self._settling, self._sending):
+                with suppress(RuntimeError):  # it is not this thread's
+                    lock.release()
             self._send_all()
 
     def _send_all(self) -> None:
-        # Looked at again when the lock is free: what came meanwhile was left to this thread.
-        while self._ended and self._settling.acquire(blocking=False):
+        # What is settled is acknowledged before more is settled: a store that is away takes its time. All is
+        # looked at again when a lock is free: what came meanwhile was left to this thread.
+        while True:
+            if self._waiting and self._sending.acquire(blocking=False):
+                step, lock = self._send, self._sending
+            elif self._ended and self._settling.acquire(blocking=False):
+                step, lock = self._settle, self._settling
+            else:
+                return
             try:
-                lot = dict(islice([*self._ended.items()], TOGETHER))
-                Ending.settle_all([end for each, _ in lot.values() if (end := delivery_of(each).ending)])
-                self._waiting |= lot
-                for redis_id in lot:
-                    del self._ended[redis_id]
+                step()
             finally:
-                self._settling.release()
-        while self._waiting and self._sending.acquire(blocking=False):
-            try:
-                self._send()
-            finally:
-                self._sending.release()
+                lock.release()
+
+    def _settle(self) -> None:
+        lot = dict(islice([*self._ended.items()], TOGETHER))
+        Ending.settle_all([end for each, _ in lot.values() if (end := delivery_of(each).ending)])
+        self._waiting |= lot
+        for redis_id in lot:
+            del self._ended[redis_id]
 
     def _send(self) -> None:
         lot = dict(islice([*self._waiting.items()], TOGETHER))
@@ -185,7 +196,6 @@ return count
 
 def present(broker: Any, reservations: Reservations, queues: Callable[[], Iterable[str]]) -> Presence:
     """Let the other workers know that this one lives, and give back what dead workers had."""
-
     prefix = f"{namespace(broker)}:"
 
     def give_back(dead: Dead) -> int:
@@ -272,17 +282,13 @@ def replace_on(broker: Any, hands: Hands, woken: Callable[[str], None]) -> None:
 
     def enqueue_or_replace(queue_name: str, redis_id: str, encoded: bytes) -> None:
         old = _replacing.message
-        if old is not None and old in hands and _id_of(encoded) == old.message_id:
+        if old and old in hands and dramatiq.Message.decode(encoded).message_id == old.message_id:
             replace(old, queue_name, redis_id, encoded)
         else:
             enqueue(queue_name, redis_id, encoded)
         woken(queue_name)
 
     do_enqueue.set(broker, enqueue_or_replace)
-
-
-def _id_of(encoded: bytes) -> str:
-    return dramatiq.Message.decode(encoded).message_id
 
 
 _ENRICH = (

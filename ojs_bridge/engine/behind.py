@@ -41,9 +41,7 @@ class Behind:
 
     def settle(self, job: Job, settle: Settle) -> bool:
         """Settle a success soon; False if too many wait, or no thread can start."""
-        if not self.start():
-            return False
-        if len(self.waiting) >= MOST:
+        if not self.start() or len(self.waiting) >= MOST:
             return False
         self.waiting[job.key] = settle, job
         self._wake.set()

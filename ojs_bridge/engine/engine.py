@@ -12,21 +12,8 @@ from datetime import timedelta
 
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState, NotExpressible, StoreError
 from ..rules.backoff import Rng
-from ..rules.decision import (
-    DeadLettered,
-    Decision,
-    decide,
-)
-from ..rules.failures import (
-    MAX_MESSAGE,
-    ErrorMap,
-    Failure,
-    Mapped,
-    Outcome,
-    cut,
-    outcome_of,
-    safe_repr,
-)
+from ..rules.decision import DeadLettered, Decision, decide
+from ..rules.failures import MAX_MESSAGE, ErrorMap, Failure, Mapped, Outcome, cut, outcome_of, safe_repr
 from ..rules.job import Header, Job, encode
 from ..rules.policy import AnyPartial, check_errors
 from ..store import MEMORY, Parked

@@ -50,7 +50,7 @@ def _has_ended(process: int) -> bool:
     except ProcessLookupError:
         return True
     except PermissionError:
-        return False
+        pass  # It is another user's, and lives.
     return False
 
 

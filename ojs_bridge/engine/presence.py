@@ -22,7 +22,6 @@ LOOK_SECONDS = 1.0
 SUSPECTED_AFTER, DEAD_AFTER = 1.5, 4.0
 #: For how many seconds after an outage of Redis nobody is taken for dead: all have to come back.
 GRACE = 15.0
-
 #: How often, in seconds, a worker uses its subscription, so that no network forgets the connection.
 PING_SECONDS = 15.0
 
@@ -152,7 +151,7 @@ class Presence:
                 if count is not None:
                     client.eval(_FORGET, len(self._keys), *self._keys, worker, at)
                 if count:
-                    logger.warning("a worker has died, and %d messages that it had go back", count)
+                    logger.warning("a worker has died, and its messages go back: %d", count)
 
     def missed(self) -> None:
         """Judge nobody for a while: Redis did not answer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import threading
 from bisect import bisect_left
 from collections import deque
@@ -74,7 +75,8 @@ class Rates:
             self._thread.join(seconds)
 
     def _keep_writing(self, sums: Sums, over: threading.Event) -> None:
-        while not over.wait(PERIOD):
+        # The processes of a worker start at the same moment, and would wait for each other's writes.
+        while not over.wait(PERIOD * random.uniform(0.8, 1.2)):
             sums.write()
         sums.write()
 

@@ -175,15 +175,15 @@ class Reservations:
     def settle_success(self, run: Run) -> None:
         """Settle a run that has succeeded, if possible soon and without waiting for it. Raises StoreError."""
         reservation, heart, behind = run.reservation, self.heart, self._behind
-        if not (behind and heart and reservation) or run.abandoned or not heart.holds(reservation):
-            self.settle(run)
-        elif behind.settle(run.job, Settle(reservation, heart.holder, self._clock() + KEEP)):
-            heart.expire(reservation)
-        else:
-            self.settle(run)
+        if behind and heart and reservation and heart.holds(reservation) and not run.abandoned:
+            order = Settle(reservation, heart.holder, self._clock() + KEEP)
+            if behind.settle(run.job, order):
+                heart.expire(reservation)
+                return
+        self.settle(run)
 
     def settle_successes(self, runs: Sequence[Run]) -> None:
-        """Settle successes in one step; raises StoreError: then a later heartbeat settles them."""
+        """Settle successes, in one step and one try; raises StoreError: then a later heartbeat does it."""
         heart, write, keep_until = self.heart, self._write, self._clock() + KEEP
         if heart is None or write is None:
             return
@@ -192,7 +192,7 @@ class Reservations:
             return
         orders = [Settle(reservation, heart.holder, keep_until) for reservation in held]
         try:
-            for lost in self._retry.run(write, orders):
+            for lost in write(orders):
                 was_lost(held[lost])
         except BaseException:
             # Not only a StoreError: an interrupt may break in, too.
@@ -206,7 +206,8 @@ class Reservations:
     def settle(self, run: Run, *, used: bool = True) -> None:
         """Settle a run, unless it was settled in one step with what follows it; release an attempt not used.
 
-        Raises StoreError: then a later heartbeat settles the run.
+        It is settled once, since its acknowledgement waits: a worker that is killed meanwhile would have run
+        the job for nothing. Raises StoreError: then a later heartbeat settles the run.
         """
         reservation, heart, store = run.reservation, self.heart, self._store
         if reservation is None or heart is None or store is None:
@@ -215,7 +216,7 @@ class Reservations:
             return
         settle = Settle(reservation, None if run.abandoned else heart.holder, self._clock() + KEEP)
         try:
-            if not self._retry.run(store.settle if used else store.release, settle):
+            if not (store.settle(settle) if used else self._retry.run(store.release, settle)):
                 was_lost(run.job)
         except BaseException:
             # Not only a StoreError: an interrupt may break in, too.

@@ -245,7 +245,7 @@ class Letters:
 
     @answers(LETTERS, "POST", "/dead-letter/groups/{id}/mute")
     def mute(self, job_id: str, body: MuteBody) -> shapes.Mute:
-        """Leave a group out of the list, until it has twice as many deaths; its letters stay."""
+        """Leave a group out of the list, for seven days or until a time; its letters stay."""
         mute = self._bridge.dead_letters.groups.mute(_checked(job_id), until=body.until)
         return cast(shapes.Mute, mute.to_ojs())
 

@@ -148,8 +148,8 @@ class Groups:
     ) -> tuple[ErrorGroup, ...]:
         """Return the groups of the letters of a filter, those that were seen last, or the largest, first.
 
-        Muted groups are left out unless `muted`. On SQL, `types` and `queues` are those of
-        a group's newest hundred letters at least. Raises ValueError.
+        Muted groups are left out unless `muted`. On SQL, `types` and `queues` are those of a group's newest
+        hundred letters at least. Raises ValueError.
         """
         if order not in get_args(Order):
             raise ValueError(f"order: {order!r} must be one of {', '.join(get_args(Order))}")

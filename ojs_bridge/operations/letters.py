@@ -55,6 +55,13 @@ def without_text(where: Filter, what: str) -> Filter:
     return where
 
 
+def without_group(where: Filter) -> Filter:
+    """Return a filter of parked retries; raises ValueError for one with a group."""
+    if where.group is not None:
+        raise ValueError(f"group: {where.group!r}: parked retries are in none; leave it out")
+    return where
+
+
 def is_among(job: Letter | Parked, at: datetime, where: Filter) -> bool:
     """Return whether a letter that died then, or a retry parked then, is one of a filter but for its text."""
     return (

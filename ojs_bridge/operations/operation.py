@@ -14,7 +14,7 @@ from ..engine.runs import Override
 from ..errors import OperationNotFound
 from ..rules.job import format_time, parse_time
 from ..store import EVERYTHING, Document, Filter, Store, from_ms, to_ms
-from .letters import every_page
+from .letters import every_page, without_group
 from .replaying import check_rate
 
 Action: TypeAlias = Literal["replay", "purge", "run", "cancel"]
@@ -169,7 +169,7 @@ def check(
     if ids is not None and not 0 < len(ids) <= MAX_IDS:
         raise ValueError(f"ids: {len(ids)} of them; there must be 1 to {MAX_IDS}")
     if ids is not None and where != EVERYTHING:
-        raise ValueError("ids: filters go without them")
+        raise ValueError("ids: either ids or a filter, not both")
     check_rate(rate)
     changes = Override.of(override).to_ojs()
     try:
@@ -178,15 +178,16 @@ def check(
         raise ValueError(f"override: it must be JSON: {error}") from None
     if action != "replay" and (changes or rate or stop_if_failing is not None):
         raise ValueError(f"action: a {action} has no override, no rate and no stop_if_failing")
-    if action in ON_RETRIES and where.group:
-        raise ValueError("group: parked retries have none")
+    if action in ON_RETRIES:
+        without_group(where)
     if stop_if_failing is None:
         return
     if not (isinstance(stop_if_failing, int | float) and 0 <= stop_if_failing < 1):
         raise ValueError(f"stop_if_failing: {stop_if_failing!r} must be a share, from 0 to below 1")
     if rate is None:
         raise ValueError(
-            "stop_if_failing: it needs a rate, so that the first jobs end before the last are sent"
+            f"stop_if_failing: {stop_if_failing!r} needs a rate, so that the first jobs end before the last "
+            "are sent"
         )
 
 

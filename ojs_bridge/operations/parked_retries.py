@@ -30,6 +30,7 @@ from .letters import (
     page_size,
     pages_of_ids,
     said,
+    without_group,
 )
 from .replaying import Bulk
 
@@ -58,7 +59,7 @@ class ParkedRetries:
         still a cursor. Raises ValueError for a limit outside 1 to 1000, for a cursor that no page has
         returned, for a time without a zone, and for a group.
         """
-        where, size = _without_group(replace(where, **fields)), page_size(limit)
+        where, size = without_group(replace(where, **fields)), page_size(limit)
         step, looked, chosen = min(size, READ), 0, list[Parked]()
         while True:
             page = self._store.list_parked(where, limit=step, cursor=cursor)
@@ -120,14 +121,14 @@ class ParkedRetries:
 
     def count(self, where: Filter = EVERYTHING, **fields: Unpack[Fields]) -> int:
         """Count the parked retries of a filter; for anything but a queue and a type it reads them all."""
-        where = _without_group(replace(where, **fields))
+        where = without_group(replace(where, **fields))
         if where.is_plain:
             return self._store.count_parked(where)
         return sum(len(page) for page, _ in self.pages(where, None))
 
     def pages(self, where: Filter, cursor: str | None) -> Iterator[tuple[Sequence[Parked], str | None]]:
         """Yield pages of retries as they are stored, the next due first, each with the cursor after it."""
-        where = _without_group(where)
+        where = without_group(where)
         for page in every_page(lambda at: self._store.list_parked(where, limit=READ, cursor=at or cursor)):
             yield self._chosen(page, where), page.next_cursor
 
@@ -188,12 +189,6 @@ class ParkedRetries:
     @property
     def _store(self) -> Store:
         return self._context.store_for("parked retries")
-
-
-def _without_group(where: Filter) -> Filter:
-    if where.group is not None:
-        raise ValueError("group: parked retries have none")
-    return where
 
 
 def _check(tasks: Sequence[str]) -> None:

@@ -12,6 +12,11 @@ from ..messages import Reading, read_message, shown_errors
 from ..rules.job import format_time
 from .filter import EVERYTHING, Filter
 
+#: How long a store remembers a reservation that nobody settles or extends, after it has expired.
+OUTLIVE_MS = timedelta(weeks=1) // timedelta(milliseconds=1)
+#: How long a store remembers a suspicion against a family of processes.
+SUSPECTED = timedelta(days=1)
+
 
 class Grant(enum.Enum):
     """The store's answer to a worker that wants to run a job."""
@@ -66,7 +71,8 @@ class Reserving(Protocol):
     """The store's methods for reservations. All raise StoreError.
 
     There is one record per key. It has a fence, a publication, a holder and a time `until`, and may be
-    settled. Every method is one round trip.
+    settled. Every method is one round trip. A store may also have `settle_all`: it takes some orders of
+    holders that live, one a key, and returns the reservations that it could not settle.
     """
 
     def reserve(

@@ -18,16 +18,7 @@ from ..errors import ConfigurationError
 from ..operations.letters import MAX_PAGE, every_page
 from ..rules.duration import read_duration
 from ..store import Letter, Parked
-from .parts import (
-    Agenda,
-    Clock,
-    Handler,
-    VirtualEngine,
-    VirtualWorker,
-    WorkerDied,
-    engine_of,
-    instance_of,
-)
+from .parts import Agenda, Clock, Handler, VirtualEngine, VirtualWorker, WorkerDied, engine_of, instance_of
 
 #: After so many deliveries in one run its jobs count as endless.
 MOST = 10_000

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.contract.conftest import SERVED
-from tests.contract.fleet import Fleet, end
+from tests.contract.fleet import Fleet, await_runs, end
+from tests.contract.steps import sleeps
 from tests.servers import Valkey, eventually
 
 Made = Callable[..., Fleet]
@@ -62,6 +63,22 @@ def test_jobs_outlast_a_store_that_is_away_for_longer_than_their_deliveries(
     eventually(lambda: ends in fleet.worker.log, what="the word of its end")
     assert (fleet.worker.log.count(begins), fleet.worker.log.count(ends)) == (2, 1)
     assert fleet.dead() == set()
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_a_success_leaves_its_queue_though_the_store_is_away(made: Made, store: Valkey, kind: str) -> None:
+    """If its message waited for the store, and its worker died meanwhile, the job would run and end again."""
+    fleet = made(kind, **{**settings_of(kind, store), "insist": 1000})
+    fleet.start(2).await_ready()
+    jobs = [fleet.send("act", sleeps(n)) for n in (2, 4)]
+    await_runs(fleet, *jobs)
+    store.kill()
+    eventually(lambda: fleet.left() == 0, what="the acknowledgements")
+    assert fleet.worker.stop() == 0
+    store.start()
+    fleet.start(2)
+    assert end(fleet, fleet.send("act", "after")).type == "job.completed"
+    assert (fleet.left(), [len(fleet.runs(job)) for job in jobs]) == (0, [1, 1])
 
 
 @pytest.mark.parametrize("kind", ["celery-rabbitmq", "dramatiq-rabbitmq"])

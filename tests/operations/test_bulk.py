@@ -472,9 +472,9 @@ def test_a_replay_is_called_retry_in_json_and_in_the_store(fleet: Lives) -> None
     [
         ({"action": "burn"}, "action: 'burn' must be one of replay, purge"),
         ({"ids": []}, "ids: 0 of them; there must be 1 to 10000"),
-        ({"ids": ["a"], "type": "b"}, "ids: filters go without them"),
+        ({"ids": ["a"], "type": "b"}, "ids: either ids or a filter, not both"),
         ({"rate": 0}, "rate: 0 must be a number of jobs a second above zero"),
-        ({"stop_if_failing": 0.5}, "stop_if_failing: it needs a rate"),
+        ({"stop_if_failing": 0.5}, "stop_if_failing: 0.5 needs a rate"),
         ({"stop_if_failing": 50, "rate": 1}, "stop_if_failing: 50 must be a share, from 0 to below 1"),
         ({"override": {"args": [object()]}}, "override: it must be JSON"),
         ({"action": "purge", "rate": 1}, "action: a purge has no override, no rate"),

@@ -134,7 +134,7 @@ def test_it_is_stopped_and_resumed(bridge: Bridge, monkeypatch: pytest.MonkeyPat
     [
         ({"override": {"queue": "x"}}, "action: a run has no override"),
         ({"rate": 1}, "action: a run has no override"),
-        ({"group": "0123456789abcdef"}, "group: parked retries have none"),
+        ({"group": "0123456789abcdef"}, "group: '0123456789abcdef': parked retries are in none"),
     ],
 )
 def test_what_cannot_be(bridge: Bridge, asked: Any, told: str) -> None:

@@ -10,7 +10,9 @@ from uuid import uuid4
 import pytest
 
 from ojs_bridge.store import BOUNDS, Rate, Store, open_store
+from tests.servers import eventually
 from tests.store.processes import in_processes
+from tests.store.test_settled import waits_for_the_disk
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 #: Near enough to now that Redis does not forget it.
@@ -82,6 +84,16 @@ def test_no_count_of_many_writers_is_lost(url: str) -> None:
     open_store(url).prepare()
     in_processes(4, add_up, url)
     assert [one.counts[0] for one in open_store(url).rates(AT, AT + HOUR, "minute")] == [80] * 8
+
+
+def test_no_writer_waits_for_the_disk_of_another(postgres_url: str) -> None:
+    """While one process commits a minute's counts, all others of its fleet would wait for their rows."""
+    store = open_store(postgres_url)
+    rates = [rate(1, at=AT + n * MINUTE) for n in range(20)]
+    eventually(
+        lambda: not waits_for_the_disk(postgres_url, lambda: record(store, rates) is None),
+        what="a write that does not wait",
+    )
 
 
 @pytest.mark.parametrize("span", ["minute", "hour"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -9,13 +11,14 @@ import pytest
 import sqlalchemy as sa
 
 from ojs_bridge import open_store
-from ojs_bridge.store import Grant, Reservation, Settle
+from ojs_bridge.store import Grant, Reservation, Settle, Store
 from ojs_bridge.store.records import to_ms
 from tests.servers import eventually
 from tests.store.conftest import grant_to, run
+from tests.store.test_parked import parked
 from tests.store.test_reservations import FIRST, SECOND, after, over, reserve
 from tests.store.test_sql import found_versions
-from tests.store.test_store import AWKWARD
+from tests.store.test_store import AWKWARD, letter
 
 
 def test_a_record_goes_when_its_own_time_has_come(sql_url: str) -> None:
@@ -97,6 +100,41 @@ def as_before(url: str) -> None:
         "drop index ojs_parked_kinds",
         "create index ojs_parked_listed on ojs_parked (due_ms, namespace, key)",
     )
+
+
+def waits_for_the_disk(postgres_url: str, write: Callable[[], object]) -> bool:
+    """Write, and return whether PostgreSQL then has on its disk what was written."""
+    with sa.create_engine(postgres_url, isolation_level="AUTOCOMMIT").connect() as connection:
+        before = connection.execute(sa.text("select pg_current_wal_insert_lsn()")).scalar_one()
+        assert write()
+        flushed = sa.text("select pg_current_wal_flush_lsn() > cast(:before as pg_lsn)")
+        return bool(connection.execute(flushed, {"before": before}).scalar_one())
+
+
+def test_only_a_settlement_alone_does_not_wait_for_the_disk(postgres_url: str) -> None:
+    """With a retry or a dead letter it does, and so it does for a user who has chosen how to commit."""
+    store, numbers = open_store(postgres_url), itertools.count()
+
+    def settles(store: Store, count: int) -> bool:
+        keys = [f"j-{next(numbers)}" for _ in range(count)]
+        for key in keys:
+            reserve(store, key=key)
+        settled = [over(key=key) for key in keys]
+        return waits_for_the_disk(
+            postgres_url,
+            lambda: store.settle(*settled) if count == 1 else store.settle_all(settled) == (),  # type: ignore[attr-defined]
+        )
+
+    for count in (1, 20):
+        eventually(lambda count=count: not settles(store, count), what="a settlement that does not wait")
+    strict = open_store(f"{postgres_url}&options=-csynchronous_commit%3Dlocal")
+    for _ in range(20):
+        key = f"j-{next(numbers)}"
+        assert settles(strict, 1)
+        assert settles(strict, 20)
+        assert waits_for_the_disk(postgres_url, lambda key=key: reserve(store, key=key))
+        assert waits_for_the_disk(postgres_url, lambda key=key: store.park(parked(key), over(key=key)))
+        assert waits_for_the_disk(postgres_url, lambda key=key: store.bury(letter(key), over(key=key)))
 
 
 def test_jobs_of_the_release_before_get_their_indexes(sql_url: str) -> None:

@@ -154,7 +154,7 @@ def test_the_command(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         0,
         "crm:\nattempt 1 of 1 failed with a.b, and no attempt is left: discarded\n",
     )
-    told = run("policy", "explain", "--app", "explained_shop:app", "--task", "plain")
+    told = run("policy", "explain", "--task", "plain", OJS_BRIDGE_APP="explained_shop:app")
     assert "which this task does not ask to retry" in told.out
     told = run("policy", "explain", "--app", "explained_shop:app", "--task", "other")
     assert told.code == 2

@@ -12,15 +12,12 @@ from typing import Any
 
 from ...errors import StoreError
 from ..filter import EVERYTHING, Filter
-from ..jobs import Due, Grant, Parked, ParkedPage, Reservation, ReserveAnswer, Settle
+from ..jobs import OUTLIVE_MS, SUSPECTED, Due, Grant, Parked, ParkedPage, Reservation, ReserveAnswer, Settle
 from ..records import from_json, from_ms, index_id, index_text, to_json, to_ms
 from .index import RedisIndex, Rows, entry_of, moment, rows_of, time_of, wanting
 from .server import RedisServer, Word
 
-#: How long an unsettled record outlives its reservation.
-OUTLIVE_MS = timedelta(weeks=1) // timedelta(milliseconds=1)
-#: How long a suspicion against a family of processes is remembered.
-SUSPECTED_MS = timedelta(days=1) // timedelta(milliseconds=1)
+_SUSPECTED_MS = SUSPECTED // timedelta(milliseconds=1)
 #: Lua counts exactly up to this number.
 LARGEST_FENCE = 2**53
 
@@ -99,9 +96,9 @@ class RedisReservations:
         """Return for how long a family has been suspected; the time is what its key has lived of a day."""
         key = self._suspect_key(family)
         if gone:
-            self._server.ask("SET", key, "", "PX", SUSPECTED_MS, "NX")
+            self._server.ask("SET", key, "", "PX", _SUSPECTED_MS, "NX")
         left: int = self._server.ask("PTTL", key)
-        return timedelta(milliseconds=SUSPECTED_MS - left) if left >= 0 else None
+        return timedelta(milliseconds=_SUSPECTED_MS - left) if left >= 0 else None
 
     def clear(self, family: str) -> None:
         """End the suspicion against a family."""

@@ -80,7 +80,7 @@ class SQLDocuments:
 
 
 _t = tables.rates.c
-_PLACE = ("key", "seconds", "at_ms")
+_place = itemgetter("key", "seconds", "at_ms")
 _COUNTS = tuple(f"count_{place}" for place in range(len(BOUNDS) + 1))
 
 
@@ -88,7 +88,7 @@ def _added(new: New) -> dict[str, Any]:
     return {name: _t[name] + new[name] for name in _COUNTS}
 
 
-_ADD = Upsert(tables.rates, "queue", changes=_added)
+_ADD = Upsert(tables.rates, "queue", changes=_added, may_be_lost=True)
 
 
 class SQLRates:
@@ -99,11 +99,15 @@ class SQLRates:
 
     def record_rates(self, rates: Sequence[Rate], writer: str, number: int) -> None:  # noqa: ARG002
         """Add to the counts, in one transaction."""
-        # All processes write in the same order, so that no two of them wait for each other's rows.
-        rows = sorted((row for rate in rates for row in self._rows(rate)), key=itemgetter(*_PLACE))
+        rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for row in (row for rate in rates for row in self._rows(rate)):
+            known = rows.setdefault(_place(row), row)
+            if known is not row:
+                known.update((name, known[name] + row[name]) for name in _COUNTS)
         if rows:
-            with self._db.connection(durable=True) as connection:
-                _ADD.all(connection, rows)
+            with self._db.connection() as connection:
+                # All processes write in the same order, so that no two of them wait for each other's rows.
+                _ADD.together(connection, [rows[place] for place in sorted(rows)])
 
     def rates(self, since: datetime, until: datetime, span: Span) -> list[Rate]:
         """Return the rates of the spans that begin in a time, by time."""

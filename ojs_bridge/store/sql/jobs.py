@@ -12,20 +12,15 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..filter import EVERYTHING, Filter
-from ..jobs import Due, Grant, Parked, ParkedPage, Reservation, ReserveAnswer, Settle
+from ..jobs import OUTLIVE_MS, SUSPECTED, Due, Grant, Parked, ParkedPage, Reservation, ReserveAnswer, Settle
 from ..records import from_json, from_ms, index_id, index_text, to_json, to_ms
 from . import tables
 from .database import Database
-from .statements import Upsert, batches, beginning, equals, matching, page, picked, updated
+from .statements import New, Upsert, batches, beginning, equals, matching, page, picked, updated
 
-#: How long the store remembers a reservation that nobody settles or extends, after it has expired.
-OUTLIVE_MS = timedelta(weeks=1) // timedelta(milliseconds=1)
 #: For how long after its `until` a record is not looked at. No index tells when it may go, because each
 #: settling changes that.
 REST_MS = timedelta(days=1) // timedelta(milliseconds=1)
-
-#: How long the store remembers a suspicion against a family of processes.
-SUSPECTED = timedelta(days=1)
 
 _TAKEN = ReserveAnswer(Grant.TAKEN)
 #: A parameter would be a value that no row has.
@@ -39,11 +34,15 @@ _RESERVE = Upsert(
         sa.or_(new["publication"] == _EMPTY, _r.publication.in_((_EMPTY, new["publication"]))),
     ),
 )
-_SETTLE = Upsert(
-    tables.reservations,
-    *("settled", "keep_until_ms"),
-    where=lambda new: sa.and_(_r.fence == new["fence"], _r.holder == new["holder"]),
-)
+
+
+def _held(new: New) -> sa.ColumnElement[bool]:
+    return sa.and_(_r.fence == new["fence"], _r.holder == new["holder"])
+
+
+_SETTLE = Upsert(tables.reservations, "settled", "keep_until_ms", where=_held)
+# It guards against a late copy of the message alone.
+_SETTLE_ALONE = Upsert(tables.reservations, "settled", "keep_until_ms", where=_held, may_be_lost=True)
 # A worker that has settled its reservation itself was not dead.
 _SETTLE_FOR_DEAD = Upsert(
     tables.reservations,
@@ -123,12 +122,15 @@ class SQLReservations:
 
     def settle(self, settle: Settle) -> bool:
         """Mark a reservation as settled; False when the record has another fence or holder."""
-        return self._db.write(*settling(self._db.namespace, settle))
+        write, row = settling(self._db.namespace, settle)
+        return self._db.write(_SETTLE_ALONE if write is _SETTLE else write, row)
 
     def settle_all(self, settles: Sequence[Settle]) -> Sequence[Reservation]:
         """Settle reservations of holders that live, one a key; return those that are another's now."""
         with self._db.connection() as connection:
-            if _SETTLE.together(connection, [settling(self._db.namespace, each)[1] for each in settles]):
+            if _SETTLE_ALONE.together(
+                connection, [settling(self._db.namespace, each)[1] for each in settles]
+            ):
                 return ()
             ours = self._any_of([each.reservation for each in settles])
             holders = {index_id(each.holder or "") for each in settles}

@@ -20,15 +20,7 @@ from ...rules.job import PlacedEntry
 from ..filter import EVERYTHING, Filter
 from ..jobs import Settle
 from ..protocol import Claim, Claimed, Letter, Page, Stats, counts_of
-from ..records import (
-    from_json,
-    from_ms,
-    group_number,
-    index_id,
-    index_text,
-    to_json,
-    to_ms,
-)
+from ..records import from_json, from_ms, group_number, index_id, index_text, to_json, to_ms
 from .database import Database
 from .jobs import settling
 from .statements import (

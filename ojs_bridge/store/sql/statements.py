@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import Insert as PostgresInsert
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.engine import Connection
@@ -25,6 +26,11 @@ INSERTS: Mapping[str, Callable[[sa.Table], Any]] = {
     "postgresql": postgresql_insert,
     "sqlite": sqlite_insert,
 }
+#: PostgreSQL answers before this statement is on its disk, unless its user has chosen how it commits.
+_BEFORE_DISK: sa.ColumnClause[str] = sa.literal_column(
+    "set_config('synchronous_commit', CASE current_setting('synchronous_commit')"
+    " WHEN 'on' THEN 'off' ELSE current_setting('synchronous_commit') END, true)"
+)
 #: How many keys one statement names; SQLite may know no more than 999 parameters.
 BATCH = 300
 LARGEST_INTEGER = 2**63 - 1
@@ -40,7 +46,9 @@ class Upsert:
     """An insert that, on a condition, replaces columns of the row that has the same primary key.
 
     It is atomic. `changes` computes columns from the new row. Without columns to replace, the earlier row
-    stays. A module builds it once, because building it takes longer than a round trip.
+    stays. PostgreSQL does not wait for its disk if the row may be lost with the server (`may_be_lost`), which
+    is so for all of the transaction. A module builds it once, because building it takes longer than a round
+    trip.
     """
 
     def __init__(
@@ -49,8 +57,10 @@ class Upsert:
         *replaced: str,
         changes: Callable[[New], Mapping[str, Any]] = lambda _new: {},
         where: Callable[[New], sa.ColumnElement[bool]] | None = None,
+        may_be_lost: bool = False,
     ) -> None:
         self._table, self._replaced, self._changes, self._where = table, replaced, changes, where
+        self._may_be_lost = may_be_lost
         #: The statement for each kind of database.
         self.statements = {name: self._on_conflict(insert(table)) for name, insert in INSERTS.items()}
 
@@ -94,6 +104,8 @@ class Upsert:
             set_={**{name: new[name] for name in self._replaced}, **self._changes(new)},
             where=where,
         )
+        if self._may_be_lost and isinstance(replacing, PostgresInsert):
+            return replacing.returning(_BEFORE_DISK)
         return replacing
 
 

@@ -16,17 +16,7 @@ from celery.utils.dispatch import Signal
 
 from ....celery import compat
 from ....celery.attach import automatic
-from .. import (
-    ENDLESS,
-    MOST,
-    NOT_KNOWN,
-    NativeRetries,
-    Open,
-    Runs,
-    WaitRange,
-    celery_wait,
-    once,
-)
+from .. import ENDLESS, MOST, NOT_KNOWN, NativeRetries, Open, Runs, WaitRange, celery_wait, once
 from ..code import (
     NOTHING,
     Askers,
