@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 
@@ -94,6 +96,28 @@ def test_a_worker_whose_connection_has_ended_is_found_once(worker: Callable[[str
     assert set(first.suspected) == {"family of second"}
     look_for(first, 1)
     assert len(first.dead) == 1
+
+
+@pytest.mark.requirement("RET-12")
+def test_a_killed_worker_is_found_though_its_fork_lives(
+    server: Valkey, worker: Callable[[str], Worker]
+) -> None:
+    """A job may fork, and the fork outlive the worker. It has all connections of its parent."""
+    first, (told, tells) = worker("first"), os.pipe()
+    if (second := os.fork()) == 0:
+        Worker(server.url, "second").look()
+        fork = os.fork()
+        if fork:
+            os.write(tells, str(fork).encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)
+        os._exit(0)
+    os.waitpid(second, 0)
+    try:
+        eventually(looks(first), what="the dead worker")
+    finally:
+        os.kill(int(os.read(told, 20)), signal.SIGKILL)
+    assert [dead.worker for dead in first.dead] == ["second"]
 
 
 @pytest.mark.requirement("RET-12")
