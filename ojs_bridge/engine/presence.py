@@ -147,10 +147,17 @@ class Presence:
         mine, *theirs = (
             count for _, count in client.pubsub_numsub(*(self._channel + name for name in names))
         )
-        for (worker, facts, at, seconds), subscribed in zip(silent, theirs, strict=True):
-            # Behind some proxies nobody is subscribed.
-            if subscribed or not mine:
-                continue
+        # Behind some proxies nobody is subscribed.
+        gone = [each for each, subscribed in zip(silent, theirs, strict=True) if mine and not subscribed]
+        errors = [error for each in gone if (error := self._error_of_judging(client, *each))]
+        if errors:
+            raise errors[0]
+
+    def _error_of_judging(
+        self, client: Any, worker: bytes, facts: bytes, at: bytes, seconds: bytes
+    ) -> Exception | None:
+        """Judge a worker that is gone, and return an error: it may concern this worker alone."""
+        try:
             family, queues = json.loads(facts)
             self._suspect(family)
             if float(seconds) >= DEAD_AFTER:
@@ -159,6 +166,9 @@ class Presence:
                     client.eval(_FORGET, len(self._keys), *self._keys, worker, at)
                 if count:
                     logger.warning("a worker has died, and its messages go back: %d", count)
+        except Exception as error:  # noqa: BLE001 - the look raises it when it has judged all
+            return error
+        return None
 
     def missed(self) -> None:
         """Judge nobody for a while: Redis did not answer."""

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 import redis
@@ -178,6 +179,32 @@ def test_a_dead_worker_whose_queues_one_worker_does_not_know_is_left_to_another(
         eventually(found, what="the dead worker")
     assert "dead" in {gone.worker for gone in stranger.dead}
     assert "dead" in {gone.worker for gone in peer.dead}
+
+
+def test_a_dead_worker_that_cannot_be_helped_keeps_no_other_from_it(
+    worker: Callable[[str], Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be of another app, whose queue this worker may not touch."""
+    monkeypatch.setattr(presence, "GRACE", 0)
+    first, second, third = worker("first"), worker("second"), worker("third")
+    give_back = first.presence._give_back
+
+    def refuses(dead: Dead) -> int | None:
+        if dead.worker == "second":
+            raise redis.ResponseError("NOPERM")
+        return give_back(dead)
+
+    first.presence._give_back = refuses
+    second.end()
+    third.end()
+
+    def found() -> bool:
+        with suppress(redis.ResponseError):
+            first.look()
+        return bool(first.dead)
+
+    eventually(found, seconds=10, what="the dead worker")
+    assert [dead.worker for dead in first.dead] == ["third"]
 
 
 def test_after_an_outage_every_worker_has_time_to_come_back(
