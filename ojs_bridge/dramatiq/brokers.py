@@ -104,6 +104,15 @@ def error_in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+def redis_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of Redis, such as a refusal to write without replicas."""
+    if "dramatiq.brokers.redis" not in sys.modules:
+        return ()
+    from redis import RedisError
+
+    return (RedisError,)
+
+
 def redis_outages() -> tuple[type[Exception], ...]:
     """Return the errors of a Redis outage; Dramatiq does not take all of them for an outage."""
     if "dramatiq.brokers.redis" not in sys.modules:

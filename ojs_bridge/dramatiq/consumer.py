@@ -15,7 +15,16 @@ from dramatiq.errors import ConnectionClosed
 
 from ..errors import StoreError
 from . import compat
-from .brokers import confirm, error_in_words, give_back, is_rabbitmq, is_redis, published_dead, redis_outages
+from .brokers import (
+    confirm,
+    error_in_words,
+    give_back,
+    is_rabbitmq,
+    is_redis,
+    published_dead,
+    redis_errors,
+    redis_outages,
+)
 from .delivery import ENDING, NATIVE, Delivery, Exit, delivery_of
 from .on_redis import Acknowledgements, Hands, enrich, forget, replace_on
 from .receiving import Wakes, readable, sound, taking
@@ -72,7 +81,8 @@ class SettlingConsumer(Consumer):
                 return
             try:
                 acks.send(message, acknowledged)
-            except redis_outages() as error:
+            except redis_errors() as error:
+                # Whatever the error is: Dramatiq would give up, and others have left theirs to this thread.
                 raise ConnectionClosed(error) from None
 
         return ack

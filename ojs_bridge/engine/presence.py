@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -49,6 +51,10 @@ if redis.call('ZSCORE', KEYS[1], ARGV[1]) == ARGV[2] then
   redis.call('HDEL', KEYS[2], ARGV[1])
 end
 """
+
+
+#: The presences of this process.
+_here: WeakSet[Presence] = WeakSet()
 
 
 class Dead(NamedTuple):
@@ -89,6 +95,7 @@ class Presence:
         self._answered = time.monotonic()
         self._pinged = 0.0
         self._looked, self._over = threading.Event(), threading.Event()
+        _here.add(self)
 
     def start(self, client: Callable[[], Any]) -> None:
         """Begin to look, on a thread; `client` returns the redis-py client of this moment.
@@ -140,10 +147,17 @@ class Presence:
         mine, *theirs = (
             count for _, count in client.pubsub_numsub(*(self._channel + name for name in names))
         )
-        for (worker, facts, at, seconds), subscribed in zip(silent, theirs, strict=True):
-            # Behind some proxies nobody is subscribed.
-            if subscribed or not mine:
-                continue
+        # Behind some proxies nobody is subscribed.
+        gone = [each for each, subscribed in zip(silent, theirs, strict=True) if mine and not subscribed]
+        errors = [error for each in gone if (error := self._error_of_judging(client, *each))]
+        if errors:
+            raise errors[0]
+
+    def _error_of_judging(
+        self, client: Any, worker: bytes, facts: bytes, at: bytes, seconds: bytes
+    ) -> Exception | None:
+        """Judge a worker that is gone, and return an error: it may concern this worker alone."""
+        try:
             family, queues = json.loads(facts)
             self._suspect(family)
             if float(seconds) >= DEAD_AFTER:
@@ -152,6 +166,9 @@ class Presence:
                     client.eval(_FORGET, len(self._keys), *self._keys, worker, at)
                 if count:
                     logger.warning("a worker has died, and its messages go back: %d", count)
+        except Exception as error:  # noqa: BLE001 - the look raises it when it has judged all
+            return error
+        return None
 
     def missed(self) -> None:
         """Judge nobody for a while: Redis did not answer."""
@@ -186,6 +203,19 @@ class Presence:
         if self._subscription is not None:
             self._subscription.close()
             self._subscription = None
+
+
+def _in_child() -> None:
+    """Close the connections that a fork has of its parent, which would not be missed while the fork lives."""
+    for presence in _here:
+        if presence._subscription is not None and presence._subscription.connection is not None:
+            # In a fork redis-py leaves the other end alone.
+            presence._subscription.connection.disconnect()
+    _here.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 
 def present_key(prefix: str) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 import redis
@@ -97,6 +100,28 @@ def test_a_worker_whose_connection_has_ended_is_found_once(worker: Callable[[str
 
 
 @pytest.mark.requirement("RET-12")
+def test_a_killed_worker_is_found_though_its_fork_lives(
+    server: Valkey, worker: Callable[[str], Worker]
+) -> None:
+    """A job may fork, and the fork outlive the worker. It has all connections of its parent."""
+    first, (told, tells) = worker("first"), os.pipe()
+    if (second := os.fork()) == 0:
+        Worker(server.url, "second").look()
+        fork = os.fork()
+        if fork:
+            os.write(tells, str(fork).encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)
+        os._exit(0)
+    os.waitpid(second, 0)
+    try:
+        eventually(looks(first), what="the dead worker")
+    finally:
+        os.kill(int(os.read(told, 20)), signal.SIGKILL)
+    assert [dead.worker for dead in first.dead] == ["second"]
+
+
+@pytest.mark.requirement("RET-12")
 def test_a_silent_worker_whose_connection_stands_is_left_alone(worker: Callable[[str], Worker]) -> None:
     """It is slow, or frozen."""
     first, second = worker("first"), worker("second")
@@ -154,6 +179,32 @@ def test_a_dead_worker_whose_queues_one_worker_does_not_know_is_left_to_another(
         eventually(found, what="the dead worker")
     assert "dead" in {gone.worker for gone in stranger.dead}
     assert "dead" in {gone.worker for gone in peer.dead}
+
+
+def test_a_dead_worker_that_cannot_be_helped_keeps_no_other_from_it(
+    worker: Callable[[str], Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be of another app, whose queue this worker may not touch."""
+    monkeypatch.setattr(presence, "GRACE", 0)
+    first, second, third = worker("first"), worker("second"), worker("third")
+    give_back = first.presence._give_back
+
+    def refuses(dead: Dead) -> int | None:
+        if dead.worker == "second":
+            raise redis.ResponseError("NOPERM")
+        return give_back(dead)
+
+    first.presence._give_back = refuses
+    second.end()
+    third.end()
+
+    def found() -> bool:
+        with suppress(redis.ResponseError):
+            first.look()
+        return bool(first.dead)
+
+    eventually(found, seconds=10, what="the dead worker")
+    assert [dead.worker for dead in first.dead] == ["third"]
 
 
 def test_after_an_outage_every_worker_has_time_to_come_back(

@@ -245,6 +245,25 @@ def test_a_message_that_cannot_be_acknowledged_keeps_no_other_from_it(
     assert fleet.broker.client.hkeys(f"{queue}.XQ.msgs") == [b"its id in Redis"]
 
 
+def test_a_redis_that_refuses_to_write_for_a_while_gets_every_acknowledgement(
+    unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dramatiq would give the last one up, and with it those of other threads."""
+    monkeypatch.setattr("dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS", 0.1)
+    with Valkey() as server, redis.Redis.from_url(server.url) as client:
+        fleet = Fleet(RedisBroker(url=server.url), unique)
+
+        def loses_the_replicas(n: int) -> None:
+            client.config_set("min-replicas-to-write", 1)
+
+        job = fleet.send(fleet.actor(loses_the_replicas))
+        with fleet.working(threads=2):
+            eventually(lambda: client.info("errorstats").get("errorstat_NOREPLICAS"), what="a refusal")
+            client.config_set("min-replicas-to-write", 0)
+            eventually(lambda: fleet.left() == 0, what="the acknowledgement")
+        assert len(job.runs) == 1
+
+
 def test_a_worker_that_has_said_that_it_lives_keeps_its_messages(valkey: Valkey, unique: str) -> None:
     """It was silent when another one looked, and spoke before its messages went back."""
     slow = RedisBroker(url=valkey.url, namespace=unique)

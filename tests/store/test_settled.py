@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from ojs_bridge.store.records import to_ms
 from tests.servers import eventually
 from tests.store.conftest import grant_to, run
 from tests.store.test_parked import parked
+from tests.store.test_pooled import WAITING
 from tests.store.test_reservations import FIRST, SECOND, after, over, reserve
 from tests.store.test_sql import found_versions
 from tests.store.test_store import AWKWARD, letter
@@ -42,9 +45,38 @@ def test_many_are_settled_together(sql_url: str) -> None:
         reserve(store, key=key)
     reserve(store, 1, key="taken over", holder=SECOND)
     settles = [over(key=key) for key in (*keys, "unknown", "taken over")]
-    assert store.settle_all(settles) == (Reservation("taken over", 0),)  # type: ignore[attr-defined]
+    assert [*store.settle_all(settles)] == [Reservation("taken over", 0)]  # type: ignore[attr-defined]
     assert {reserve(store, key=key).grant for key in (*keys, "unknown")} == {Grant.SETTLED}
     assert reserve(store, 1, key="taken over").grant is Grant.HELD
+
+
+def test_a_statement_names_no_more_than_an_old_sqlite_takes(tmp_path: Path) -> None:
+    store, named = open_store(f"sqlite:///{tmp_path}/ojs.db"), list[int]()
+    keys = [str(n) for n in range(500)]
+    for key in keys:
+        reserve(store, key=key)
+    reserve(store, 1, key="0", holder=SECOND)
+    engine = store.database._quick  # type: ignore[attr-defined]
+    sa.event.listen(
+        engine, "before_cursor_execute", lambda *args: named.append(0 if args[5] else len(args[3]))
+    )
+    lost = store.settle_all([over(key=key) for key in keys])  # type: ignore[attr-defined]
+    assert [*lost] == [Reservation("0", 0)]
+    assert 0 < max(named) <= 999
+
+
+def test_lots_are_settled_in_the_order_in_which_a_heartbeat_extends_them(postgres_url: str) -> None:
+    """In two orders, each would have what the other waits for."""
+    store, touch = open_store(postgres_url), "update ojs_reservations set mark = mark where key = '{}'"
+    for key in "ab":
+        reserve(store, key=key)
+    with ThreadPoolExecutor() as pool, sa.create_engine(postgres_url).connect() as other:
+        other.execute(sa.text(touch.format("a")))
+        settled = pool.submit(store.settle_all, [over(key="b"), over(key="a")])  # type: ignore[attr-defined]
+        eventually(lambda: other.execute(sa.text(WAITING)).scalar(), what="the wait for the first row")
+        other.execute(sa.text(touch.format("b")))
+        other.commit()
+        assert [*settled.result(60)] == []
 
 
 @pytest.mark.parametrize("grown", [False, True])
