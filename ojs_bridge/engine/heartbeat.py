@@ -229,8 +229,11 @@ class Heartbeat:
                     self._store.clear(self.family)
                 self._cleared = asked
                 if time.monotonic() >= due:
-                    self._catch_up()
-                    self._extend()
+                    try:
+                        self._catch_up()
+                    finally:
+                        # Even if something can never be settled.
+                        self._extend()
                     self._forget_done()
                     due = time.monotonic() + between
                 pause = min(between, CLEAR_SECONDS)

@@ -26,7 +26,7 @@ from ojs_bridge.engine.runs import Begun, Drop, Lost, Onward, Postpone, Run
 from ojs_bridge.rules.decision import Complete, DeadLettered, Discarded, RetryAt
 from ojs_bridge.rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
 from ojs_bridge.rules.job import Job, decode
-from ojs_bridge.store import Reservation, Settle
+from ojs_bridge.store import Reservation, Settle, open_store
 from tests.lives import FRAMEWORK, Outbox
 from tests.servers import Valkey
 from tests.servers.process import eventually
@@ -253,12 +253,32 @@ def test_judging_a_lost_attempt_can_be_lost_too(url: str, hasty: list[Bridge]) -
     assert all(isinstance(begun, (Postpone, Lost)) for begun in found)
 
 
+class Unsettling:
+    """A store that never settles one of its runs."""
+
+    def __init__(self, url: str) -> None:
+        self._store = open_store(url)
+
+    def settle(self, settle: Settle) -> bool:
+        """Settle, or fail."""
+        if settle.reservation.key == "j-2":
+            raise StoreError("j-2 cannot be settled")
+        return self._store.settle(settle)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
 @pytest.mark.requirement("RET-13")
-def test_a_heartbeat_extends_the_reservation(url: str) -> None:
-    """A run that is far longer than its reservation stays one run, and its duplicates wait."""
+@pytest.mark.parametrize("settles", [True, False])
+def test_a_heartbeat_extends_the_reservation(url: str, settles: bool) -> None:
+    """A run that is far longer than its reservation stays one run, whatever becomes of the runs beside it."""
     length = timedelta(seconds=8)  # a loaded machine may hold a heartbeat up for five seconds
-    first, second = (Bridge(url, POLICY, reservation=length) for _ in range(2))
+    first, second = (
+        Bridge(store, POLICY, reservation=length) for store in (url if settles else Unsettling(url), url)
+    )
     begun = run(first, JOB)
+    first.engine.settling.settle(run(first, JOB._replace(id="j-2")), Complete())
     ends = time.monotonic() + 1.5 * length.total_seconds()
     while time.monotonic() < ends:
         duplicate = begin(second, JOB)
