@@ -206,8 +206,8 @@ class Reservations:
     def settle(self, run: Run, *, used: bool = True) -> None:
         """Settle a run, unless it was settled in one step with what follows it; release an attempt not used.
 
-        It is settled once, since its acknowledgement waits: a worker that is killed meanwhile would have run
-        the job for nothing. Raises StoreError: then a later heartbeat settles the run.
+        The settlement is tried once, because the acknowledgement waits for it: if the worker is killed
+        meanwhile, the job runs again. Raises StoreError: then a later heartbeat settles the run.
         """
         reservation, heart, store = run.reservation, self.heart, self._store
         if reservation is None or heart is None or store is None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 
 from tests import zombies
 from tests.conftest import store_url
 from tests.contract.conftest import FLEETS
-from tests.contract.fleet import Fleet, attempts, await_runs, end
+from tests.contract.fleet import Fleet, Worker, attempts, await_runs, end
 from tests.contract.notes import client
 from tests.contract.steps import Step, waits_for
 from tests.servers import eventually
@@ -26,6 +26,14 @@ def awaiting(fleet: Fleet, words: Step) -> tuple[Step, str]:
 def go(fleet: Fleet) -> None:
     """Wake the jobs."""
     client(fleet.settings.backend).set(f"{fleet.queue}-go", "")
+
+
+def await_drops(fleet: Fleet, zombie: Worker, jobs: Iterable[str]) -> None:
+    """Wait until a worker has dropped its run of each job, and the queue is empty."""
+    for job in jobs:
+        line = f"job {job}: attempt 1 {zombies.DROPPED}"
+        eventually(lambda line=line: line in zombie.log, seconds=60, what="a dropped run")
+    eventually(lambda: not fleet.left(), seconds=30, what="an empty queue")
 
 
 @pytest.mark.requirement("RET-12", "RET-13")
@@ -51,10 +59,7 @@ def test_the_words_of_a_run_that_was_taken_over_are_not_heard(
         go(fleet)
     finally:
         zombies.wake(processes)
-    for job in jobs.values():
-        line = f"job {job}: attempt 1 {zombies.DROPPED}"
-        eventually(lambda line=line: line in zombie.log, seconds=60, what="a dropped run")
-    eventually(lambda: not fleet.left(), seconds=30, what="an empty queue")
+    await_drops(fleet, zombie, jobs.values())
     for name, job in jobs.items():
         assert (fleet.result(job), fleet.followed(f"{fleet.queue}-{name}")) == ("second", ["second"]), name
         assert attempts(fleet, job) == [1, 2], name
@@ -94,10 +99,7 @@ def test_a_run_that_was_taken_over_long_before_its_reservation_ran_out_is_not_he
         go(fleet)
     finally:
         zombies.wake(processes)
-    for job in jobs.values():
-        line = f"job {job}: attempt 1 {zombies.DROPPED}"
-        eventually(lambda line=line: line in zombie.log, seconds=60, what="a dropped run")
-    eventually(lambda: not fleet.left(), seconds=30, what="an empty queue")
+    await_drops(fleet, zombie, jobs.values())
     for word, job in jobs.items():
         assert fleet.followed(f"{fleet.queue}-{word}") == ["second"], word
         assert fleet.types(job).count("job.completed") == 1, word

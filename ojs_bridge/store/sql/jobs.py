@@ -41,7 +41,7 @@ def _held(new: New) -> sa.ColumnElement[bool]:
 
 
 _SETTLE = Upsert(tables.reservations, "settled", "keep_until_ms", where=_held)
-# It guards against a late copy of the message alone.
+#: It protects against a late copy of the message, and against nothing else.
 _SETTLE_ALONE = Upsert(tables.reservations, "settled", "keep_until_ms", where=_held, may_be_lost=True)
 # A worker that has settled its reservation itself was not dead.
 _SETTLE_FOR_DEAD = Upsert(

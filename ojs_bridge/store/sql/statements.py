@@ -46,9 +46,9 @@ class Upsert:
     """An insert that, on a condition, replaces columns of the row that has the same primary key.
 
     It is atomic. `changes` computes columns from the new row. Without columns to replace, the earlier row
-    stays. PostgreSQL does not wait for its disk if the row may be lost with the server (`may_be_lost`), which
-    is so for all of the transaction. A module builds it once, because building it takes longer than a round
-    trip.
+    stays. With `may_be_lost` PostgreSQL does not wait until the transaction is on its disk: if the server
+    crashes, all of the transaction may be lost. A module builds it once, because building it takes longer
+    than a round trip.
     """
 
     def __init__(
