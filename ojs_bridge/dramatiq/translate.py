@@ -34,11 +34,18 @@ THROWN = "which the actor's throws option rules out"
 RETRY_WHEN_SAID_NO = "and the actor's retry_when said no"
 
 
-class Refused(MiddlewareError):
+class NotRun(MiddlewareError, NativeRetry):
+    """An attempt that this worker does not run; its outcome has a line in the log.
+
+    Dramatiq logs all other errors but its `Retry` with their tracebacks, as if this worker's code had failed.
+    """
+
+
+class Refused(NotRun):
     """The retry state or the policy of the message cannot be read, so that its actor is not run."""
 
 
-class LostAttempt(MiddlewareError):
+class LostAttempt(NotRun):
     """The worker that ran this attempt has died: the attempt has failed, and the actor is not run."""
 
 

@@ -46,3 +46,24 @@ def test_an_only_attempt_that_is_lost_ends_as_results_and_callbacks_know_it(
     (event,) = fleet.heard.ends(message.message_id)
     assert event.data["last_error"]["type"] == "visibility_timeout"
     assert event.data["dead_lettered"] is (on_exhaustion == "dead_letter")
+
+
+def test_the_log_has_one_line_on_an_attempt_that_is_not_run_and_no_traceback(
+    broker: dramatiq.Broker, unique: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is another worker's death, or a header, and no fault of this one's code."""
+    fleet = Fleet(broker, unique, store=f"sqlite:///{tmp_path}/ojs.db")
+    actor = fleet.actor(lambda n: None, ojs_retry={"max_attempts": 1})
+    lost, refused = actor.message("lost"), actor.message("refused").copy(options={"ojs": {"v": 99}})
+    reserve_and_die(fleet.bridge, lost.message_id, seconds=0.2)
+    for message in (lost, refused):
+        broker.enqueue(message)
+    with fleet.working():
+        eventually(lambda: all(fleet.heard.ends(message.message_id) for message in (lost, refused)))
+    assert not any(fleet.runs.values())
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+    for message in (lost, refused):
+        errors = [
+            r for r in caplog.records if r.levelname == "ERROR" and message.message_id in r.getMessage()
+        ]
+        assert len(errors) == 1, errors
