@@ -190,6 +190,10 @@ brpop_sent_at = minor(
 flush_brpop_reauth = minor(
     "_flush_brpop_reauth", _CHANNEL, "have redis-py log in again with a new token", only=FETCH, since="5.7"
 )
+_POLLER = "kombu.transport.redis:MultiChannelPoller"
+register = vital("_register", _POLLER, "hear that a queue has a message", only=FETCH)
+unregister = vital("_unregister", _POLLER, "hear that a queue has a message", only=FETCH)
+fd_to_chan = vital("_fd_to_chan", _POLLER, "hear that a queue has a message", only=FETCH)
 deliver = vital("_deliver", _TRANSPORT, "deliver what was taken", only=FETCH)
 callbacks = vital("_callbacks", _TRANSPORT, "give back what no consumer wants now", only=FETCH)
 can_consume = vital("can_consume", _QOS, "acknowledge what an outage kept from it", only=FETCH)

@@ -23,7 +23,7 @@ from contextlib import suppress
 from importlib.resources import files
 from itertools import islice
 from queue import Empty
-from typing import Any
+from typing import Any, Literal
 
 from celery import Celery
 from kombu.transport.virtual import QoS
@@ -36,8 +36,12 @@ from . import compat
 
 logger = logging.getLogger("ojs_bridge")
 
-#: Seconds that an idle worker waits at one queue before it looks at all of them, priorities included.
+#: Seconds after which an idle worker looks at its queues, though no bell has rung.
+_REST_SECONDS = 1.0
+#: Seconds that it waits at one queue before it looks at all, priorities included, if Redis rings no bell.
 _WAIT_SECONDS = 0.5
+#: Seconds in which Redis rings a bell that is tried.
+_RING_SECONDS = 1.0
 #: The codes of errors that pass: a master without replicas takes no writes, a replica waits for no message.
 _PASSING = ("NOREPLICAS", "UNBLOCKED")
 #: How servers say that a user may not run a command, or that a script may not for this user.
@@ -113,6 +117,60 @@ def _taking(channel: Any) -> Any:
     return type(channel.__name__, (Taking, channel), own)
 
 
+class Bell:
+    """Rings when a list changes that a channel has found empty, by what Redis calls client tracking.
+
+    Redis tells a second connection when a key changes that the channel's own connection has asked to be told
+    of. Kombu's poller takes the bell for a channel with that second connection.
+    """
+
+    def __init__(self, channel: Any) -> None:
+        from redis import Redis
+
+        # Its own object, or redis-py would give the connection back to the pool.
+        self._client = Redis(connection_pool=channel.pool, single_connection_client=True)
+        self.connection = compat.client_connection(self._client)
+        self._number = self._client.client_id()
+        self._cycle = channel.connection.cycle
+        self.qos, self.handlers = self, {"BELL": self._hear}
+        #: Whether it rings for the channel's connection, which may be another one later.
+        self.is_set = False
+        self.rang = False
+        self._say(self.connection, "SUBSCRIBE", "__redis__:invalidate")
+        compat.register(self._cycle)(self, self, "BELL")
+
+    def set(self, connection: Any, key: str) -> bool:
+        """Let it ring for a connection; return whether it rings when a key is tried."""
+        self._say(connection, "CLIENT", "TRACKING", "ON", "REDIRECT", self._number, "OPTIN")
+        self._say(connection, "CLIENT", "CACHING", "YES")
+        self._say(connection, "EVAL", "return redis.call('LINDEX', KEYS[1], -1)", 1, key)
+        self._say(connection, "RPUSH", key, "")
+        self._say(connection, "DEL", key)
+        self.is_set = self.connection.can_read(timeout=_RING_SECONDS)
+        return self.is_set
+
+    def _say(self, connection: Any, *words: object) -> None:
+        compat.send_command(connection)(*words)
+        connection.read_response(push_request=True)
+
+    def can_consume(self) -> bool:
+        """Return True: kombu's poller asks before it lets a channel read."""
+        return True
+
+    def _hear(self, *_: str) -> None:
+        self.rang = True
+        while self.connection.can_read(timeout=0):
+            self.connection.read_response(push_request=True)
+
+    def close(self) -> None:
+        """Ring no more."""
+        compat.unregister(self._cycle)(self, self, "BELL")
+        owners = compat.fd_to_chan(self._cycle)
+        for descriptor in [fd for fd, (owner, _) in owners.items() if owner is self]:
+            del owners[descriptor]
+        self.connection.disconnect()
+
+
 class Taking:
     """Mixed into kombu's Redis channel; on a server without BLMOVE the channel works as kombu's."""
 
@@ -123,6 +181,13 @@ class Taking:
     #: Whether the answer that is awaited is that of the command that only waits for a message.
     _ojs_waiting = False
     _ojs_waits = 0
+    #: None before it is needed, False on a server that rings none.
+    _ojs_bell: Bell | Literal[False] | None = None
+    #: Whether the bell rings if one of the queues changes that the awaited answer finds empty.
+    _ojs_listening = False
+    #: Whether the bell is waited for, and until when.
+    _ojs_resting = False
+    _ojs_rest_ends = 0.0
     _ojs_stock = False
     #: Whether kombu itself takes the next message, which the script cannot read.
     _ojs_next_is_stock = False
@@ -137,6 +202,7 @@ class Taking:
     def basic_consume(self: Any, queue: str, no_ack: bool, *args: Any, **options: Any) -> Any:
         """Consume from a queue."""
         self._ojs_unacknowledged = self._ojs_unacknowledged - {queue} | ({queue} if no_ack else set())
+        self._ojs_resting = False
         return super().basic_consume(queue, no_ack, *args, **options)  # type: ignore[misc]
 
     def close(self: Any) -> None:
@@ -148,6 +214,9 @@ class Taking:
         if compat.in_poll(self):
             with suppress(Empty, *self.connection_errors):
                 compat.brpop_read(self)()
+        if self._ojs_bell:
+            self._ojs_bell.close()
+            self._ojs_bell = False
         super().close()  # type: ignore[misc]
 
     def basic_cancel(self: Any, consumer_tag: str) -> Any:
@@ -171,13 +240,40 @@ class Taking:
         if self._ojs_stock or self._ojs_next_is_stock or not queues:
             compat.brpop_start(super())(*args, **options)
             return
+        sent = tuple(islice(self.qos.ojs_owed, _MOST)) if self.ojs_defers else ()
+        now, is_idle = time.monotonic(), self._ojs_idle and not sent
+        if is_idle and self._ojs_resting and not self._ojs_bell.rang and now < self._ojs_rest_ends:
+            return
         connection = compat.client_connection(self.client)
+        bell = self._ojs_set_bell(connection) if is_idle else None
         compat.in_poll.set(self, connection)
-        compat.brpop_sent_at.set(self, time.monotonic())
-        self._ojs_sent = tuple(islice(self.qos.ojs_owed, _MOST)) if self.ojs_defers else ()
-        self._ojs_waiting, self._ojs_asked = self._ojs_idle and not self._ojs_sent, queues
+        compat.brpop_sent_at.set(self, now)
+        self._ojs_sent, self._ojs_asked = sent, queues
+        self._ojs_listening, self._ojs_waiting = bell is not None, is_idle and bell is None
+        if bell:
+            bell.rang, self._ojs_rest_ends = False, now + _REST_SECONDS
+            compat.send_command(connection)("CLIENT", "CACHING", "YES")
         words = self._ojs_wait(queues) if self._ojs_waiting else self._ojs_take(queues)
         compat.send_command(connection)(*words)
+
+    def _ojs_set_bell(self: Any, connection: Any) -> Bell | None:
+        """Return the bell, which rings for a connection; None if Redis does not tell or allow it."""
+        if self._ojs_bell is False:
+            return None
+        flaw: object = "it rings no bell"
+        try:
+            self._ojs_bell = bell = self._ojs_bell or Bell(self)
+            if bell.is_set or bell.set(connection, f"{keys_of(self)[2]}_bell"):
+                return bell
+        except self.ResponseError as error:
+            flaw = error
+        logger.info(
+            "Redis does not tell when a message comes, and workers find some half a second late: %s", flaw
+        )
+        if self._ojs_bell:
+            self._ojs_bell.close()
+        self._ojs_bell = False
+        return None
 
     def _ojs_take(self: Any, queues: tuple[str, ...]) -> tuple[Any, ...]:
         """Return the command that takes messages, and acknowledges some."""
@@ -224,6 +320,7 @@ class Taking:
         for delivery_tag in sent:
             self.qos.ojs_owed.pop(delivery_tag, None)
         self._ojs_idle = not waited and not taken
+        self._ojs_resting = self._ojs_listening and self._ojs_bell.is_set and not taken
         if waited or not taken:
             raise Empty
         self._ojs_deliver([(self._ojs_asked[n % len(self._ojs_asked)], tag, item) for n, tag, item in taken])
@@ -232,6 +329,12 @@ class Taking:
     def _ojs_answer(self: Any, command: str, **options: Any) -> Any:
         connection = compat.client_connection(self.client)
         try:
+            if self._ojs_listening:
+                try:
+                    connection.read_response()
+                except self.ResponseError:
+                    # Kombu has connected anew.
+                    self._ojs_bell.is_set = False
             return compat.parse_response(self.client)(connection, command, **options)
         except self.connection_errors:
             connection.disconnect()

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import kombu
 import pytest
 import redis
 from kombu import Consumer, Message
 
+from ojs_bridge.celery import taking
 from ojs_bridge.celery.on_redis import give_back_strays
 from ojs_bridge.celery.taking import take_safely
 from tests.contract.steps import sleeps
@@ -97,7 +102,10 @@ CELERYS_KEYS = (
     *("~celery*", "~_kombu*", "~*pidbox*", "~t*", "~ojs*"),
     *("~unacked", "~unacked_index", "~unacked_mutex"),
 )
-FORBIDDEN = {"a command that an old Redis lacks": ["-blmove"], "a key": ["resetkeys", *CELERYS_KEYS]}
+FORBIDDEN = {
+    "commands that an old Redis lacks": ["-blmove", "-client|tracking"],
+    "a key": ["resetkeys", *CELERYS_KEYS],
+}
 if kombu.VERSION[:2] < (5, 7):
     # A newer one asks Redis for the time, too.
     FORBIDDEN["a command in a script"] = ["-time"]
@@ -224,3 +232,108 @@ def test_a_worker_takes_no_more_than_its_part_and_gives_back_in_order_what_it_ha
             eventually(lambda: len(ids()) < len(left), what="the next messages on their way")
         assert ids() == left
         assert len(taken) == 2
+
+
+NO_BELL = {"denied": ["-client|tracking"], "has no numbers": ["-client|id"]}
+
+
+@pytest.mark.parametrize("rules", NO_BELL.values(), ids=NO_BELL)
+def test_a_redis_that_rings_no_bell_loses_nothing_and_every_queue_is_consumed(
+    separate: Callable[..., Fleet], rules: list[str]
+) -> None:
+    with Valkey() as server:
+        with redis.Redis.from_url(server.url) as client:
+            client.execute_command("ACL", "SETUSER", "default", *rules)
+        fleet = separate(broker=server.url)
+        worker = fleet.start("-c", "1", mingles=False)
+        worker.await_ready()
+        other = f"{fleet.settings.queue}-other"
+        jobs = [fleet.send("act", "here", priority=9), fleet.send("act", "there", queue=other)]
+        assert {fleet.end(job) for job in jobs} == {"SUCCESS"}
+        assert "a killed worker may lose a job" not in worker.log
+        assert worker.stop() == 0
+
+
+@pytest.fixture
+def resting(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Consumer, list[str]]]:
+    """A consumer of two empty queues that waits for the bell alone, and the ids of what it has taken."""
+    monkeypatch.setattr(taking, "_REST_SECONDS", 3600)
+    take_safely(fleet.app)
+    names = [fleet.settings.queue, f"{fleet.settings.queue}-other"]
+    taken: list[str] = []
+
+    def take(message: Message) -> None:
+        taken.append(message.headers["id"])
+        message.ack()
+
+    with fleet.app.connection_for_read() as connection:
+        queues = [fleet.app.amqp.queues[name](connection.default_channel) for name in names]
+        with Consumer(connection, queues, on_message=take, prefetch_count=4) as consumer:
+            rests(consumer)
+            yield consumer, taken
+
+
+def rests(consumer: Consumer) -> None:
+    """Drain events until the consumer waits for the bell."""
+
+    def turn() -> bool:
+        with suppress(socket.timeout):
+            consumer.connection.drain_events(timeout=0.01)
+        return bool(consumer.channel._ojs_resting)
+
+    eventually(turn, what="rest")
+
+
+def hears(consumer: Consumer, taken: list[str], job_id: str) -> None:
+    """Wait until the consumer has taken a job, and waits for the bell again."""
+
+    def has() -> bool:
+        rests(consumer)
+        return taken[-1:] == [job_id]
+
+    eventually(has, what="the message")
+
+
+def test_a_free_worker_hears_of_a_message_in_any_queue_and_of_any_priority(
+    fleet: Fleet, resting: tuple[Consumer, list[str]]
+) -> None:
+    consumer, taken = resting
+    other = f"{fleet.settings.queue}-other"
+    for n in range(20):
+        sent = fleet.send("act", "ok", queue=other if n % 2 else None, priority=(0, 3, 6, 9)[n % 4])
+        hears(consumer, taken, sent.id)
+    assert waiting(fleet) == 0
+
+
+def test_a_message_that_comes_while_a_worker_looks_is_heard(
+    fleet: Fleet, resting: tuple[Consumer, list[str]]
+) -> None:
+    consumer, taken = resting
+    sent: list[str] = []
+
+    def send() -> None:
+        for n in range(300):
+            sent.append(fleet.send("act", "ok", priority=(0, 9)[n % 2]).id)
+            time.sleep(n % 5 / 1000)
+
+    sending = threading.Thread(target=send)
+    sending.start()
+
+    def have_all() -> bool:
+        rests(consumer)
+        return not sending.is_alive() and len(taken) == len(sent)
+
+    eventually(have_all, what="all of them")
+    assert sorted(taken) == sorted(sent)
+
+
+def test_the_bell_rings_for_a_connection_that_is_a_new_one(
+    fleet: Fleet, resting: tuple[Consumer, list[str]]
+) -> None:
+    """Kombu connects anew when an answer never comes. The next look finds out."""
+    consumer, taken = resting
+    channel = consumer.channel
+    channel.client.connection.disconnect()
+    channel._ojs_resting = False
+    rests(consumer)
+    hears(consumer, taken, fleet.send("act", "ok", priority=9).id)
