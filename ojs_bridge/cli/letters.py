@@ -163,12 +163,17 @@ def _json_of(bulk: Bulk) -> dict[str, Any]:
     return {**asdict(bulk), "errors": [{"id": letter_id, "error": why} for letter_id, why in bulk.errors]}
 
 
+def facts_table(facts: Iterable[tuple[str, object]]) -> Table:
+    """Return a table of names and values."""
+    made = Table.grid(padding=(0, 2))
+    for name, value in facts:
+        made.add_row(Text(name.replace("_", " "), style="bold"), Text(plain(value)))
+    return made
+
+
 def details(letter: Letter) -> Iterator[RenderableType]:
     """Yield a letter's facts, its arguments, its policy and its history with backtraces."""
-    facts = Table.grid(padding=(0, 2))
-    for name, value in _facts(letter):
-        facts.add_row(Text(name, style="bold"), Text(plain(value)))
-    yield facts
+    yield facts_table(_facts(letter))
     replay = 0
     for error in letter.errors:
         yield ""
