@@ -59,10 +59,9 @@ class Format(str, Enum):
 class Answer:
     """The options for the form of a plan, and for its file."""
 
-    how: Annotated[
-        Format,
-        Option("--format", help="A table for people, JSON one task a line."),
-    ] = Format.TABLE
+    how: Annotated[Format, Option("--format", help="A table for people, JSON one task a line.")] = (
+        Format.TABLE
+    )
     every: Annotated[bool, Option("--all", help="Show all tasks, with all statements about them.")] = False
     file: Annotated[
         str | None,
@@ -96,8 +95,7 @@ def plan(
         Argument(metavar="MODULE:APP", help="The Celery app or Dramatiq broker, as its framework writes it."),
     ],
     tasks: Annotated[
-        list[str] | None,
-        Argument(metavar="TASK", help="Only these tasks: names, or patterns such as a.*"),
+        list[str] | None, Argument(metavar="TASK", help="Only these tasks: names, or patterns such as a.*")
     ] = None,
     modules: Annotated[
         list[str] | None,
