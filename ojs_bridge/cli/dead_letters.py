@@ -56,6 +56,7 @@ from .printing import (
     Listing,
     answer,
     brief_time_of,
+    brief_type,
     plain,
     progress_bar,
     replaced,
@@ -349,6 +350,8 @@ def groups(
     """
     where = chosen.where(place.bridge.engine.now())
     page = place.bridge.dead_letters.groups.list(where, order=order, muted=muted, limit=limit, steps=_STEPS)
+    if len(page) == limit:
+        say("there may be more: --limit lists up to 200")
     if as_json:
         for group in page:
             show_json(group.to_ojs())
@@ -385,7 +388,7 @@ def unmute(*, place: Place, fingerprint: Fingerprint, as_json: AsJson = False) -
 
 def _table(groups: Sequence[ErrorGroup]) -> Listing:
     headings = ("group", "letters", "first seen (UTC)", "last seen", "deaths", "types", "queues", "error")
-    brief = ("group", "letters", "last seen", "error")
+    brief = ("group", "letters", "last seen", "type", "error")
     return Listing(table(headings, map(_row, groups)), table(brief, map(_brief_row, groups)))
 
 
@@ -398,7 +401,8 @@ def _row(shown: ErrorGroup) -> tuple[object, ...]:
 
 def _brief_row(shown: ErrorGroup) -> tuple[object, ...]:
     group = shown.group
-    return (group.fingerprint, group.count, brief_time_of(group.last_at), _error(shown))
+    seen, of_type = brief_time_of(group.last_at), brief_type(", ".join(group.types))
+    return (group.fingerprint, group.count, seen, of_type, _error(shown))
 
 
 def _error(shown: ErrorGroup) -> str:
