@@ -394,7 +394,11 @@ def test_nobody_is_asked_about_a_damaged_file(store: str, tmp_path: Path) -> Non
     (tmp_path / "damaged.jsonl").write_text("{", encoding="utf-8")
     ran = run("dead-letters", "import", str(tmp_path / "damaged.jsonl"), store=store)
     assert ran.code == 2
-    assert ran.err.startswith("ojs-bridge: line 1: it is no dead letter: ")
+    told = "ojs-bridge: line 1: it is no dead letter: "
+    assert ran.err.startswith(f"{told}it is not JSON: Expecting property name")
+    (tmp_path / "damaged.jsonl").write_text('{"id": "x"}', encoding="utf-8")
+    ran = run("dead-letters", "import", str(tmp_path / "damaged.jsonl"), store=store)
+    assert ran.err == f"{told}discarded_at is missing\n"
 
 
 def test_a_file_that_is_no_text(store: str, tmp_path: Path) -> None:
