@@ -119,6 +119,10 @@ def stats(place: Place, chosen: LetterChoice, as_json: AsJson = False) -> None:
         else fact
         for name, fact in numbers.retention.items()
     }
+    if full := numbers.retention.get("fullness"):
+        rest = "all others" if len(full) > 1 else "all"
+        shares = (f"{queue.replace('*', rest)} {share:.0%}" for queue, share in full.items())
+        facts["fullness"] = f"{', '.join(shares)} of the most letters, when they were last pruned"
     kept = (f"{name}: {fact}" for name, fact in facts.items() if fact != "")
     answer(numbers.to_ojs(), *counts(numbers), *kept, as_json=as_json)
 

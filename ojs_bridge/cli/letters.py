@@ -194,7 +194,7 @@ def _facts(letter: Letter) -> Iterator[tuple[str, object]]:
     yield "reason", letter.reason
     yield "enqueued", f"{time_of(letter.created_at)} UTC" if letter.created_at else "unknown"
     yield "died", f"{time_of(letter.discarded_at)} UTC"
-    yield "replayed", "never" if not letter.replay_count else f"{letter.replay_count} times"
+    yield "replayed", counted(letter.replay_count, "time", "times") if letter.replay_count else "never"
     if reading.args is None:
         yield "arguments", reading.note or "unknown"
     else:

@@ -8,14 +8,17 @@ import signal
 import sqlite3
 from collections.abc import Sequence
 from datetime import timedelta
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
+from rich.console import Console
 
 from ojs_bridge import Bridge
+from ojs_bridge.cli.letters import counts
 from ojs_bridge.operations import dead_letters, letters
-from ojs_bridge.store import Letter, to_json
+from ojs_bridge.store import Letter, Stats, to_json
 from ojs_bridge.store.sql.letters import SQLLetters
 from tests.cli.conftest import fill
 from tests.cli.running import run
@@ -182,6 +185,15 @@ def test_dry_runs(store: str) -> None:
     ran = run("dead-letters", "purge", "--queue", "slow", "--dry-run", "--json", store=store)
     assert (ran.code, ran.json[0]["matched"], ran.json[0]["confirmed"]) == (0, 1, False)
     assert len(ids(store)) == 4
+
+
+def test_numbers_are_told_alike_in_words_and_in_tables() -> None:
+    """Thousands have a comma, in a sentence and in a cell."""
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(*counts(Stats(1234, {"mail": 1234})))
+    told = console.export_text()
+    assert told.count("1,234") == 2
+    assert "1234" not in told
 
 
 def test_stats_know_the_retention_of_apps_alone(bridge: Bridge, store: str) -> None:
