@@ -154,6 +154,8 @@ def _message_and_code(error: Exception) -> tuple[str, int]:
             return "\n".join(error.problems), REFUSED
         case NotFound() | Unpublishable() | Unroutable():
             return str(error), INCOMPLETE
+        case OSError(filename=str(name), strerror=str(why)):
+            return f"file: {name!r}: {why}", REFUSED
     return str(error), REFUSED
 
 

@@ -56,6 +56,9 @@ class Choice:
         """Return the filter as the library takes it; raises ValueError for a value that is no choice."""
         fields: Any = asdict(self)
         times = {name: time_from(name, fields[name], now) for name in ("since", "until") if name in fields}
+        since, until = times.get("since"), times.get("until")
+        if since and until and since >= until:
+            raise ValueError(f"until: {fields['until']!r} must be later than since, {fields['since']!r}")
         return Filter(**{**fields, **times})
 
     def words(self) -> str:

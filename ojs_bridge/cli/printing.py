@@ -197,6 +197,9 @@ def replaced(file: str) -> Iterator[TextIO]:
                 shutil.copymode(whole, partial)
             yield written
         partial.replace(whole)
+    except OSError as error:
+        error.filename = file  # not the name that the file has meanwhile
+        raise
     finally:
         partial.unlink(missing_ok=True)
 

@@ -213,6 +213,13 @@ def test_stats_know_the_retention_of_apps_alone(bridge: Bridge, store: str) -> N
         (["delete", "nobody", "--yes"], 1, "there is no dead letter 'nobody'"),
         (["list", "--since", "yesterday"], 2, "since: 'yesterday' must be a time such as 2026-"),
         (["list", "--until", "P1"], 2, "until: 'P1' must be a time such as"),
+        (
+            ["list", "--since", "2h", "--until", "2026-11-20"],
+            2,
+            "until: '2026-11-20' must be later than since, '2h'",
+        ),
+        (["export", "/nowhere/x"], 2, "file: '/nowhere/x': No such file or directory"),
+        (["import", "/nowhere/x"], 2, "file: '/nowhere/x': No such file or directory"),
         (["list", "--since", "9" * 30 + "d"], 2, "since: '999"),
         (["list", "--limit", "0"], 2, "limit: 0 must be between 1 and 1000"),
         (["list", "--cursor", "x"], 2, "cursor: 'x' was not given out"),
@@ -231,7 +238,7 @@ def test_stats_know_the_retention_of_apps_alone(bridge: Bridge, store: str) -> N
         (["replay", "j-0", "--queue", "q"], 2, "replay: --rate and the options that say which go with --all"),
         (["replay", "--all", "--args", "[]"], 2, "replay: changes go with ids"),
         (["replay", "--all", "--rate", "0"], 2, "rate: 0.0 must be a number of jobs a second above zero"),
-        (["import", "nowhere.jsonl", "--yes"], 2, "No such file or directory: 'nowhere.jsonl'"),
+        (["import", "nowhere.jsonl", "--yes"], 2, "file: 'nowhere.jsonl': No such file or directory"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done(store: str, words: list[str], code: int, told: str) -> None:
