@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any, TypeAlias, TypeVar
@@ -102,7 +103,9 @@ def command(group: typer.Typer, name: str, *, changes: bool = False) -> Callable
     """
 
     def add(function: F) -> F:
-        group.command(name, cls=_Command, help=inspect.getdoc(function))(_flat(function, _REASON[:changes]))
+        # A line of code is longer than one of a terminal, which breaks the paragraph anew.
+        told = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(function) or "")
+        group.command(name, cls=_Command, help=told)(_flat(function, _REASON[:changes]))
         return function
 
     return add
@@ -151,6 +154,8 @@ def _message_and_code(error: Exception) -> tuple[str, int]:
             return "\n".join(error.problems), REFUSED
         case NotFound() | Unpublishable() | Unroutable():
             return str(error), INCOMPLETE
+        case OSError(filename=str(name), strerror=str(why)):
+            return f"file: {name!r}: {why}", REFUSED
     return str(error), REFUSED
 
 

@@ -56,6 +56,7 @@ from .printing import (
     Listing,
     answer,
     brief_time_of,
+    brief_type,
     plain,
     progress_bar,
     replaced,
@@ -118,6 +119,10 @@ def stats(place: Place, chosen: LetterChoice, as_json: AsJson = False) -> None:
         else fact
         for name, fact in numbers.retention.items()
     }
+    if full := numbers.retention.get("fullness"):
+        rest = "all others" if len(full) > 1 else "all"
+        shares = (f"{queue.replace('*', rest)} {share:.0%}" for queue, share in full.items())
+        facts["fullness"] = f"{', '.join(shares)} of the most letters, when they were last pruned"
     kept = (f"{name}: {fact}" for name, fact in facts.items() if fact != "")
     answer(numbers.to_ojs(), *counts(numbers), *kept, as_json=as_json)
 
@@ -349,6 +354,8 @@ def groups(
     """
     where = chosen.where(place.bridge.engine.now())
     page = place.bridge.dead_letters.groups.list(where, order=order, muted=muted, limit=limit, steps=_STEPS)
+    if len(page) == limit:
+        say("there may be more: --limit lists up to 200")
     if as_json:
         for group in page:
             show_json(group.to_ojs())
@@ -385,7 +392,7 @@ def unmute(*, place: Place, fingerprint: Fingerprint, as_json: AsJson = False) -
 
 def _table(groups: Sequence[ErrorGroup]) -> Listing:
     headings = ("group", "letters", "first seen (UTC)", "last seen", "deaths", "types", "queues", "error")
-    brief = ("group", "letters", "last seen", "error")
+    brief = ("group", "letters", "last seen", "type", "error")
     return Listing(table(headings, map(_row, groups)), table(brief, map(_brief_row, groups)))
 
 
@@ -398,7 +405,8 @@ def _row(shown: ErrorGroup) -> tuple[object, ...]:
 
 def _brief_row(shown: ErrorGroup) -> tuple[object, ...]:
     group = shown.group
-    return (group.fingerprint, group.count, brief_time_of(group.last_at), _error(shown))
+    seen, of_type = brief_time_of(group.last_at), brief_type(", ".join(group.types))
+    return (group.fingerprint, group.count, seen, of_type, _error(shown))
 
 
 def _error(shown: ErrorGroup) -> str:

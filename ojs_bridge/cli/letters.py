@@ -56,6 +56,9 @@ class Choice:
         """Return the filter as the library takes it; raises ValueError for a value that is no choice."""
         fields: Any = asdict(self)
         times = {name: time_from(name, fields[name], now) for name in ("since", "until") if name in fields}
+        since, until = times.get("since"), times.get("until")
+        if since and until and since >= until:
+            raise ValueError(f"until: {fields['until']!r} must be later than since, {fields['since']!r}")
         return Filter(**{**fields, **times})
 
     def words(self) -> str:
@@ -163,12 +166,17 @@ def _json_of(bulk: Bulk) -> dict[str, Any]:
     return {**asdict(bulk), "errors": [{"id": letter_id, "error": why} for letter_id, why in bulk.errors]}
 
 
+def facts_table(facts: Iterable[tuple[str, object]]) -> Table:
+    """Return a table of names and values."""
+    made = Table.grid(padding=(0, 2))
+    for name, value in facts:
+        made.add_row(Text(name.replace("_", " "), style="bold"), Text(plain(value)))
+    return made
+
+
 def details(letter: Letter) -> Iterator[RenderableType]:
     """Yield a letter's facts, its arguments, its policy and its history with backtraces."""
-    facts = Table.grid(padding=(0, 2))
-    for name, value in _facts(letter):
-        facts.add_row(Text(name, style="bold"), Text(plain(value)))
-    yield facts
+    yield facts_table(_facts(letter))
     replay = 0
     for error in letter.errors:
         yield ""
@@ -189,7 +197,7 @@ def _facts(letter: Letter) -> Iterator[tuple[str, object]]:
     yield "reason", letter.reason
     yield "enqueued", f"{time_of(letter.created_at)} UTC" if letter.created_at else "unknown"
     yield "died", f"{time_of(letter.discarded_at)} UTC"
-    yield "replayed", "never" if not letter.replay_count else f"{letter.replay_count} times"
+    yield "replayed", counted(letter.replay_count, "time", "times") if letter.replay_count else "never"
     if reading.args is None:
         yield "arguments", reading.note or "unknown"
     else:

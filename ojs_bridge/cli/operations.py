@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
 from typing import Annotated, Any
 
 from rich.console import RenderableType
@@ -34,8 +36,28 @@ from .commands import (
     whole,
 )
 from .finding import Place
-from .letters import LetterChoice, counts, letter_count, searched, show_letters, show_matched
-from .printing import answer, counted, progress_bar, say, show, show_json, table, time_of
+from .letters import (
+    LetterChoice,
+    counts,
+    facts_table,
+    letter_count,
+    letters_table,
+    searched,
+    show_letters,
+    show_matched,
+)
+from .printing import (
+    Listing,
+    answer,
+    brief_time_of,
+    counted,
+    progress_bar,
+    say,
+    show,
+    show_json,
+    table,
+    time_of,
+)
 
 group = group_of("operations", "Operations on many letters or parked retries: list, stop, resume.")
 
@@ -57,8 +79,10 @@ def list_(
         for operation in operations:
             show_json(_json_of(operation))
         return
-    headings = ("id", "action", "began (UTC)", "state", "so far", "of", "jobs")
-    show(table(headings, map(_row, operations)) if operations else "no operations")
+    headings = ("id", "action", "began (UTC)", "state", "so far", "jobs")
+    brief = map(partial(_row, time=brief_time_of), operations)
+    rows = Listing(table(headings, map(_row, operations)), table(headings, brief))
+    show(rows if operations else "no operations")
 
 
 @command(group, "show")
@@ -68,13 +92,10 @@ def show_one(place: Place, operation_id: Id, as_json: AsJson = False) -> None:
     Of the jobs that died again, it shows the fifty newest letters.
     """
     operation = place.bridge.operations.get(operation_id)
-    known = {name: value for name, value in _json_of(operation).items() if value not in (None, "", [], {})}
-    known["action"] = operation.action
-    known["jobs"] = str(operation.jobs or "")
-    facts = table(("", ""), ((name, value) for name, value in known.items() if name != "errors"))
+    known = {**operation.to_ojs(), "action": operation.action, "jobs": str(operation.jobs or "")}
+    facts = facts_table((name, value) for name, value in known.items() if value not in (None, "", [], {}))
     dead, _ = place.bridge.operations.died_again(operation_id)
-    rows = [(letter.id, letter.error_type, time_of(letter.discarded_at)) for letter in dead]
-    again = [table(("id", "died again of", "at (UTC)"), rows)] if rows else []
+    again: list[RenderableType] = ["", "died again:", letters_table(dead)] if dead else []
     answer(_json_of(operation), facts, *_stayed(operation), *again, as_json=as_json)
 
 
@@ -118,18 +139,10 @@ def _json_of(operation: Operation) -> dict[str, Any]:
     return {**operation.to_ojs(), "errors": errors, "confirmed": True}
 
 
-def _row(operation: Operation) -> tuple[object, ...]:
-    total = "" if operation.total is None else operation.total
-    began = time_of(operation.began_at)
-    return (
-        operation.id,
-        operation.action,
-        began,
-        operation.state,
-        operation.succeeded,
-        total,
-        str(operation.jobs or ""),
-    )
+def _row(operation: Operation, time: Callable[[datetime | None], str] = time_of) -> tuple[object, ...]:
+    done = f"{operation.succeeded:,}{'' if operation.total is None else f' of {operation.total:,}'}"
+    began, jobs = time(operation.began_at), str(operation.jobs or "")
+    return (operation.id, operation.action, began, operation.state, done, jobs)
 
 
 def _progress(operation: Operation) -> str:

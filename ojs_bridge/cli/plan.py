@@ -59,10 +59,9 @@ class Format(str, Enum):
 class Answer:
     """The options for the form of a plan, and for its file."""
 
-    how: Annotated[
-        Format,
-        Option("--format", help="A table for people, JSON one task a line."),
-    ] = Format.TABLE
+    how: Annotated[Format, Option("--format", help="A table for people, JSON one task a line.")] = (
+        Format.TABLE
+    )
     every: Annotated[bool, Option("--all", help="Show all tasks, with all statements about them.")] = False
     file: Annotated[
         str | None,
@@ -96,8 +95,7 @@ def plan(
         Argument(metavar="MODULE:APP", help="The Celery app or Dramatiq broker, as its framework writes it."),
     ],
     tasks: Annotated[
-        list[str] | None,
-        Argument(metavar="TASK", help="Only these tasks: names, or patterns such as a.*"),
+        list[str] | None, Argument(metavar="TASK", help="Only these tasks: names, or patterns such as a.*")
     ] = None,
     modules: Annotated[
         list[str] | None,
@@ -215,8 +213,7 @@ def _counts(planned: Sequence[Planned]) -> str:
         "are not known, and not in the file": sum(one.policy is None for one in planned),
     }
     changes = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-    ran = sum(one.measured for one in planned)
-    checked = f"; {ran:,} measured" if ran else ""
+    checked = f"; {ran:,} measured" if (ran := sum(one.measured for one in planned)) else ""
     return f"{counted(len(planned), 'task', 'tasks')}; under the policies {changes}{checked}"
 
 
@@ -227,9 +224,8 @@ def _worst(one: Planned) -> Iterator[tuple[int, str]]:
     for hazard in one.hazards:
         if hazard.name in _SERIOUS:
             yield 1 + _SERIOUS.index(hazard.name), f"{hazard.name}: {hazard.text}"
-    last = 1 + len(_SERIOUS)
-    yield from ((last, f"changes: {text}") for text in one.differences[:1])
-    yield from ((last + 1, f"not known: {line}") for line in one.open[:1])
+    yield from ((len(_SERIOUS) + 1, f"changes: {text}") for text in one.differences[:1])
+    yield from ((len(_SERIOUS) + 2, f"not known: {line}") for line in one.open[:1])
 
 
 def _statements(one: Planned) -> Iterator[tuple[str, str]]:

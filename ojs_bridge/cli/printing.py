@@ -148,7 +148,10 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Rows:
     """Return a table; the first cell of each row is its name."""
     return Rows(
         headings,
-        [[Text(plain(x), justify="right" if isinstance(x, int) else None) for x in row] for row in rows],
+        [
+            [Text(f"{x:,}", justify="right") if isinstance(x, int) else Text(plain(x)) for x in row]
+            for row in rows
+        ],
     )
 
 
@@ -194,6 +197,9 @@ def replaced(file: str) -> Iterator[TextIO]:
                 shutil.copymode(whole, partial)
             yield written
         partial.replace(whole)
+    except OSError as error:
+        error.filename = file  # not the name that the file has meanwhile
+        raise
     finally:
         partial.unlink(missing_ok=True)
 

@@ -21,7 +21,7 @@ from . import dead_letters, operations, plan, policy, retries
 from .commands import INCOMPLETE, OUT_OF_REACH, AsJson, Cursor, Limit, command, group_of
 from .finding import CELERY_APP, Place
 from .letters import WHEN, time_from
-from .printing import answer, say, show, show_json, table, time_of
+from .printing import Listing, answer, brief_time_of, say, show, show_json, table, time_of
 
 _GROUPS = (dead_letters, retries, operations, policy)
 _EXIT_CODES = (about or "").partition("\n\n")[2]
@@ -135,7 +135,9 @@ def audit(
             show_json(record.to_ojs())
     elif page.records:
         headings = ("at (UTC)", "who", "from", "action", "number", "outcome", "on", "reason")
-        show(table(headings, map(_row, page.records)))
+        brief = ("at (UTC)", "who", "action", "number", "outcome", "on")
+        rows, brief_rows = map(_row, page.records), map(_brief_row, page.records)
+        show(Listing(table(headings, rows), table(brief, brief_rows)))
     else:
         show("no records")
     if page.next_cursor:
@@ -146,7 +148,7 @@ def audit(
 def mark(
     *,
     place: Place,
-    text: Annotated[str, Argument(help="The text of the mark, such as v42.")],
+    text: Annotated[str, Argument(metavar="TEXT", help="The text of the mark, such as v42.")],
     at: Annotated[str | None, Option(help=f"For another time than now. {WHEN}.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -159,17 +161,18 @@ def mark(
 def _row(record: Record) -> tuple[object, ...]:
     place = f"{record.via} {record.address}".strip()
     number = "" if record.count is None else record.count
-    outcome = f"{record.outcome}: {record.error}" if record.error else record.outcome
-    return (
-        time_of(record.at),
-        record.who,
-        place,
-        record.action,
-        number,
-        outcome,
-        _subject(record),
-        record.reason,
-    )
+    on, at = _subject(record), time_of(record.at)
+    return (at, record.who, place, record.action, number, _outcome(record), on, record.reason)
+
+
+def _brief_row(record: Record) -> tuple[object, ...]:
+    number = "" if record.count is None else record.count
+    on = f"{_subject(record)} ({record.reason})" if record.reason else _subject(record)
+    return (brief_time_of(record.at), record.who, record.action, number, _outcome(record), on)
+
+
+def _outcome(record: Record) -> str:
+    return f"{record.outcome}: {record.error}" if record.error else record.outcome
 
 
 def _subject(record: Record) -> str:

@@ -86,11 +86,7 @@ class Policies:
     """
 
     def __init__(
-        self,
-        policies: Mapping[str, AnyPartial] | None,
-        *,
-        default: AnyPartial | None = None,
-        place: str = "",
+        self, policies: Mapping[str, AnyPartial] | None, *, default: AnyPartial | None = None, place: str = ""
     ) -> None:
         self._place = place
         self._default = [] if default is None else [_checked(default, f"{place}default")]

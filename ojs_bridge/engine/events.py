@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from typing_extensions import assert_never
 
+from ..errors import StoreError
 from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
 from ..rules.failures import Failure
 from ..rules.job import Job, format_time
@@ -313,9 +314,12 @@ def is_aimed(error: BaseException) -> bool:
 
 
 def log_error(error: BaseException, text: str, *values: object) -> None:
-    """Log an error; a log that fails harms nobody."""
+    """Log an error, an outage of the store in one line; a log that fails harms nobody."""
     with suppress(Exception):
-        logger.error(text, *values, exc_info=error)
+        if isinstance(error, StoreError):
+            logger.warning(f"{text}: %s", *values, error)
+        else:
+            logger.error(text, *values, exc_info=error)
 
 
 def harmless(job: Job, step: Callable[..., object], *arguments: Any, **named: Any) -> None:

@@ -164,7 +164,7 @@ class Scheduler:
         except Exception as error:  # noqa: BLE001 - after any error it is tried again in a second
             if framework not in self._waiting:
                 self._waiting.add(framework)
-                logger.warning("parked retries of %s wait: %r", framework, error)
+                logger.warning("parked retries of %s wait (%s: %s)", framework, type(error).__name__, error)
             return False
         if framework in self._waiting:
             self._waiting.remove(framework)

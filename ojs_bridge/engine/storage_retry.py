@@ -108,7 +108,8 @@ class StorageRetry:
             except Unstorable:
                 raise
             except retry_on as error:
-                logger.info("%s failed, %d of %d: %r", _name(operation), n, self.max_attempts, error)
+                # An outage has lines of its own, once each. These are many: each try of each thread.
+                logger.debug("%r failed, %d of %d: %r", operation, n, self.max_attempts, error)
                 wait(self.delay(n, random))
         return operation(*args)
 
@@ -126,10 +127,6 @@ def _interval(name: str, value: str | timedelta) -> timedelta:
         return read_duration(value)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"StorageRetry: {name}: {error}") from None
-
-
-def _name(operation: Callable[[], object]) -> str:
-    return getattr(operation, "__name__", None) or type(operation).__name__
 
 
 #: For operations that settle a job.

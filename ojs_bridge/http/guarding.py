@@ -175,8 +175,9 @@ def access_at(
     """Return the access to a server at a host; raises ConfigurationError if strangers could use it."""
     if not (operator or named or is_loopback(host)):
         raise ConfigurationError(
-            f"host: {host!r} can be reached from elsewhere, so operator_token must be given, or tokens; "
-            "without them the server listens on a loopback address only"
+            f"host: {host!r} can be reached from elsewhere, so operator_token must be given, or tokens "
+            "(OJS_BRIDGE_OPERATOR_TOKEN, OJS_BRIDGE_TOKENS); without them the server listens on a loopback "
+            "address only"
         )
     return Access(tokens_of(operator, reader, named), LOOPBACK | {host.lower()}, user)
 

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from ..bridge import Bridge
 from ..engine.runs import Override
+from ..errors import NotFound
 from ..operations.letters import AnyPage
 from ..operations.operation import JsonAction
 from ..operations.replaying import Bulk
@@ -246,7 +247,10 @@ class Letters:
     @answers(LETTERS, "POST", "/dead-letter/groups/{id}/mute")
     def mute(self, job_id: str, body: MuteBody) -> shapes.Mute:
         """Leave a group out of the list, for seven days or until a time; its letters stay."""
-        mute = self._bridge.dead_letters.groups.mute(_checked(job_id), until=body.until)
+        try:
+            mute = self._bridge.dead_letters.groups.mute(_checked(job_id), until=body.until)
+        except NotFound:
+            raise not_found("group", job_id) from None
         return cast(shapes.Mute, mute.to_ojs())
 
     @answers(LETTERS, "DELETE", "/dead-letter/groups/{id}/mute")

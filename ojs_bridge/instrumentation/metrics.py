@@ -45,11 +45,7 @@ REPLAYED = Metric("ojs.dead_letter.retried_total", "Dead letters that were sent 
 COMPLETED = Metric("ojs.job.completed", "Jobs that have succeeded")
 FAILED = Metric("ojs.job.failed", "Jobs that have ended without success")
 RETRIED = Metric("ojs.job.retried", "Failed attempts that are followed by another one")
-_OF_EVENTS = {
-    "job.cancelled": CANCELLED,
-    "dead_letter.retried": REPLAYED,
-    "dead_letter.replayed": REPLAYED,
-}
+_OF_EVENTS = {"job.cancelled": CANCELLED, "dead_letter.retried": REPLAYED, "dead_letter.replayed": REPLAYED}
 _OF_DECISIONS: dict[type, tuple[Metric, ...]] = {
     Complete: (COMPLETED,),
     RetryAt: (RETRIED,),

@@ -175,13 +175,7 @@ class _Tracing(Instrument):
     """Makes the spans."""
 
     def __init__(
-        self,
-        tracer: trace.Tracer,
-        meters: Meters,
-        names: _Names,
-        bridge: Bridge,
-        *,
-        hides: bool,
+        self, tracer: trace.Tracer, meters: Meters, names: _Names, bridge: Bridge, *, hides: bool
     ) -> None:
         self._tracer, self._meters, self._names, self._bridge = tracer, meters, names, bridge
         #: Whether the bridge redacts: the text of an error may quote what it hides.

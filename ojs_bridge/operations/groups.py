@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 
 from ..engine.context import Context
 from ..engine.scheduler import once_a_period
-from ..errors import StoreError
+from ..errors import NotFound, StoreError
 from ..rules.fingerprint import frame_of, pattern_of
 from ..rules.job import format_time, parse_time
 from ..store import (
@@ -189,10 +189,13 @@ class Groups:
     def mute(self, group: str, *, until: datetime | None = None) -> Mute:
         """Leave a group out of the list, for seven days or until a time; its letters stay.
 
-        The mute is lifted when the group grows by more letters than it has now. Raises ValueError.
+        The mute is lifted when the group grows by more letters than it has now. Raises ValueError, and
+        NotFound for a group without letters.
         """
         ours = Filter(group=group, until=until)
         now, count = self._now(), self._store.count(replace(ours, until=None))
+        if not count:
+            raise NotFound(f"there is no group {group!r}")
         mute = Mute(Actor.current().name, now, until or now + LASTS, count)
         with self._audit.recording("group.mute", group=group, until=mute.to_ojs()["until"]):
             self._write(group, {"muted": mute.to_ojs()})

@@ -150,7 +150,11 @@ def loaded(number: int, line: str) -> Letter:
         _FIELDS.validate_python({name: getattr(letter, name) for name in Letter.__slots__}, strict=True)
     except ValidationError as error:
         raise ValueError(f"line {number}: it is no dead letter: {problem_of(error)}") from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {number}: it is no dead letter: it is not JSON: {error}") from None
+    except KeyError as error:
+        raise ValueError(f"line {number}: it is no dead letter: {error.args[0]} is missing") from None
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"line {number}: it is no dead letter: {error!r}") from None
     if letter.fault and not is_fingerprint(letter.fault):
         raise ValueError(f"line {number}: fault: {letter.fault!r} must be 16 hexadecimal digits")

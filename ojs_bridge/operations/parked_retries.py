@@ -93,10 +93,7 @@ class ParkedRetries:
                 raise _gone(job_id)
 
     def drain(
-        self,
-        tasks: Sequence[str] = (),
-        *,
-        progress: Callable[[int], object] = lambda _: None,
+        self, tasks: Sequence[str] = (), *, progress: Callable[[int], object] = lambda _: None
     ) -> Drained:
         """Publish parked retries now, delayed by their framework until they are due: the store is not needed.
 
@@ -139,10 +136,7 @@ class ParkedRetries:
         return pages_of_ids(self._store.get_parked, ids, cursor)
 
     def change_pages(
-        self,
-        pages: Iterable[Sequence[Parked]],
-        due: datetime | None,
-        progress: Callable[[Bulk], object],
+        self, pages: Iterable[Sequence[Parked]], due: datetime | None, progress: Callable[[Bulk], object]
     ) -> None:
         """Make pages of retries due, or cancel them for None; `progress` is called with the outcome so far.
 

@@ -180,6 +180,7 @@ def test_under_celery_itself(folder: Path, valkey_url: str) -> None:
     assert "max age: P7D" in in_words and "{" not in in_words
     assert "1 dead letter pruned" in celery("prune", "--yes").out
     assert left(folder) == 3
+    assert "fullness: all 133% of the most letters, when they were last pruned" in celery("stats").out
     words = ("celery", "-A", "proj", "retries")
     assert "no parked retries" in spawn("list", cwd=folder, program=words, BROKER_URL=valkey_url).out
 

@@ -38,6 +38,10 @@ def test_the_commands_are_on_record(store: str) -> None:
     told = run("audit", store=store).out
     assert "ticket 12" in told
     assert "filter queue=slow" in told
+    narrow = run("audit", store=store, COLUMNS="80").out.splitlines()
+    assert len(narrow) == 4
+    assert all(len(line) <= 80 for line in narrow)
+    assert [line.split()[2:4] for line in narrow[2:]] == [["bob", "dead_letter.delete"]] * 2
 
 
 @pytest.mark.usefixtures("done")

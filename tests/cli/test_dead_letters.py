@@ -8,14 +8,17 @@ import signal
 import sqlite3
 from collections.abc import Sequence
 from datetime import timedelta
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
+from rich.console import Console
 
 from ojs_bridge import Bridge
+from ojs_bridge.cli.letters import counts
 from ojs_bridge.operations import dead_letters, letters
-from ojs_bridge.store import Letter, to_json
+from ojs_bridge.store import Letter, Stats, to_json
 from ojs_bridge.store.sql.letters import SQLLetters
 from tests.cli.conftest import fill
 from tests.cli.running import run
@@ -184,6 +187,15 @@ def test_dry_runs(store: str) -> None:
     assert len(ids(store)) == 4
 
 
+def test_numbers_are_told_alike_in_words_and_in_tables() -> None:
+    """Thousands have a comma, in a sentence and in a cell."""
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(*counts(Stats(1234, {"mail": 1234})))
+    told = console.export_text()
+    assert told.count("1,234") == 2
+    assert "1234" not in told
+
+
 def test_stats_know_the_retention_of_apps_alone(bridge: Bridge, store: str) -> None:
     """A bridge that the command makes itself has no retention that counts."""
     assert run("dead-letters", "stats", "--json", store=store).json[0]["retention"] == {}
@@ -201,6 +213,13 @@ def test_stats_know_the_retention_of_apps_alone(bridge: Bridge, store: str) -> N
         (["delete", "nobody", "--yes"], 1, "there is no dead letter 'nobody'"),
         (["list", "--since", "yesterday"], 2, "since: 'yesterday' must be a time such as 2026-"),
         (["list", "--until", "P1"], 2, "until: 'P1' must be a time such as"),
+        (
+            ["list", "--since", "2h", "--until", "2026-11-20"],
+            2,
+            "until: '2026-11-20' must be later than since, '2h'",
+        ),
+        (["export", "/nowhere/x"], 2, "file: '/nowhere/x': No such file or directory"),
+        (["import", "/nowhere/x"], 2, "file: '/nowhere/x': No such file or directory"),
         (["list", "--since", "9" * 30 + "d"], 2, "since: '999"),
         (["list", "--limit", "0"], 2, "limit: 0 must be between 1 and 1000"),
         (["list", "--cursor", "x"], 2, "cursor: 'x' was not given out"),
@@ -219,7 +238,7 @@ def test_stats_know_the_retention_of_apps_alone(bridge: Bridge, store: str) -> N
         (["replay", "j-0", "--queue", "q"], 2, "replay: --rate and the options that say which go with --all"),
         (["replay", "--all", "--args", "[]"], 2, "replay: changes go with ids"),
         (["replay", "--all", "--rate", "0"], 2, "rate: 0.0 must be a number of jobs a second above zero"),
-        (["import", "nowhere.jsonl", "--yes"], 2, "No such file or directory: 'nowhere.jsonl'"),
+        (["import", "nowhere.jsonl", "--yes"], 2, "file: 'nowhere.jsonl': No such file or directory"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done(store: str, words: list[str], code: int, told: str) -> None:
@@ -394,7 +413,11 @@ def test_nobody_is_asked_about_a_damaged_file(store: str, tmp_path: Path) -> Non
     (tmp_path / "damaged.jsonl").write_text("{", encoding="utf-8")
     ran = run("dead-letters", "import", str(tmp_path / "damaged.jsonl"), store=store)
     assert ran.code == 2
-    assert ran.err.startswith("ojs-bridge: line 1: it is no dead letter: ")
+    told = "ojs-bridge: line 1: it is no dead letter: "
+    assert ran.err.startswith(f"{told}it is not JSON: Expecting property name")
+    (tmp_path / "damaged.jsonl").write_text('{"id": "x"}', encoding="utf-8")
+    ran = run("dead-letters", "import", str(tmp_path / "damaged.jsonl"), store=store)
+    assert ran.err == f"{told}discarded_at is missing\n"
 
 
 def test_a_file_that_is_no_text(store: str, tmp_path: Path) -> None:

@@ -44,6 +44,9 @@ def test_groups_in_a_table(store: str) -> None:
     narrow = ran("groups", store=store, COLUMNS="80").out.splitlines()
     assert len(narrow) == 4
     assert all(len(line) <= 80 for line in narrow)
+    assert "billing.charge" in narrow[1]
+    assert ran("groups", store=store).err == ""
+    assert ran("groups", "--limit", "2", store=store).err == "there may be more: --limit lists up to 200\n"
     assert ran("groups", "--queue", "none", store=store).out == "no groups\n"
 
 
@@ -58,6 +61,8 @@ def test_a_group_is_muted_for_some_time(store: str) -> None:
     assert "(muted by ann) external.timeout" in ran("groups", "--muted", store=store).out
     assert ran("unmute", ANSWER, store=store).out == f"{ANSWER}: unmuted\n"
     assert len(ran("groups", "--json", store=store).json) == 3
+    mistyped = ran("mute", "a" * 16, store=store)
+    assert (mistyped.code, mistyped.err) == (1, "ojs-bridge: there is no group 'aaaaaaaaaaaaaaaa'\n")
     actions = [(r["action"], r["reason"]) for r in run("audit", "--json", store=store).json]
     assert actions == [("group.unmute", ""), ("group.mute", "known")]
 

@@ -36,7 +36,12 @@ def test_a_purge_is_listed_and_shown(bridge: Bridge, store: str) -> None:
         2,
         "mail.*",
     )
-    assert "mail.*" in run("operations", "show", done.id, store=store).out
+    narrow = run("operations", "list", store=store, COLUMNS="80").out.splitlines()
+    assert [line.split()[0] for line in narrow] == ["id", done.id]
+    assert "done   2 of 2" in narrow[1]
+    words = run("operations", "show", done.id, store=store).out
+    assert words.startswith(f"id          {done.id}\naction      purge\n")
+    assert "mail.*" in words
     again = run("operations", "stop", done.id, store=store)
     assert (again.code, again.out) == (0, f"{done.id}: done, 2 dead letters deleted\n")
     assert run("operations", "list", "--json", store=store).json == [shown]

@@ -161,7 +161,7 @@ WRONG = {
     "shop:app --write there.toml": "write: 'there.toml' is not TOML",
     "shop:app --diff there.toml": "diff: 'there.toml' is not TOML",
     "shop:app --diff nowhere.toml": "diff: 'nowhere.toml' cannot be read: No such file or directory",
-    "shop:app --write no/where.toml": "No such file or directory: 'no/where.toml'",
+    "shop:app --write no/where.toml": "file: 'no/where.toml': No such file or directory",
     "shop:app --format html": "'html' is not one of 'table', 'json'",
 }
 BRIDGE_OF = {name: ("dead-letters", "stats", "--app", name) for name in ("actors:sync", "shop:charge")}

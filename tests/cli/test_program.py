@@ -10,6 +10,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,18 @@ def test_h_is_help_everywhere(words: list[str]) -> None:
     assert (told.code, told.out) == (0, run(*words, "--help", COLUMNS="100").out)
     assert "Show this message and exit." in told.out
     assert "bool" not in told.out
+
+
+@pytest.mark.parametrize(
+    "words", [["retries", "drain"], ["dead-letters", "groups"], ["dead-letters", "export"], ["plan"]]
+)
+def test_a_paragraph_of_help_fills_its_lines(words: list[str]) -> None:
+    """A line that ends early has no room for the next word, or ends its paragraph."""
+    told = run(*words, "--help", COLUMNS="80").out.split("╭", 1)[0]
+    lines = [line.strip() for line in told.splitlines()[2:]]
+    assert max(map(len, lines)) <= 80
+    for line, following in pairwise(lines):
+        assert not line or not following or len(f"{line} {following.split()[0]}") > 78, told
 
 
 def test_the_page_is_the_only_page() -> None:

@@ -17,8 +17,9 @@ import pytest
 from ojs_bridge import Bridge, Discard, Event, Fail, Response, Retry, RetryPolicy, Snooze
 from ojs_bridge import DeadLetter as DeadLetterResponse
 from ojs_bridge.engine import events as engine_events
-from ojs_bridge.engine.events import Dispatcher, log, of, started
+from ojs_bridge.engine.events import Dispatcher, harmless, log, of, started
 from ojs_bridge.engine.runs import Run
+from ojs_bridge.errors import StoreError
 from ojs_bridge.rules.decision import Complete, DeadLettered, Discarded, decide
 from ojs_bridge.rules.failures import ErrorMap, Failure, outcome_of
 from ojs_bridge.rules.job import Job, decode
@@ -521,6 +522,21 @@ def test_a_log_that_fails_harms_nobody() -> None:
         logger.removeFilter(hostile)
     assert bridge.flush(30)
     assert heard.types == ["job.failed", "job.discarded", "job.completed"]
+
+
+def fails_with(error: Exception) -> None:
+    """A step that fails."""
+    raise error
+
+
+def test_an_outage_after_a_decision_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """Every job that runs when the store goes away meets it. Only an error of code has a traceback."""
+    for error in (StoreError("the store failed"), ZeroDivisionError()):
+        harmless(JOB, fails_with, error)
+    outage, fault = caplog.records
+    assert (outage.levelname, outage.exc_info) == ("WARNING", None)
+    assert outage.getMessage().endswith("the job is not affected: the store failed")
+    assert (fault.levelname, fault.exc_info and fault.exc_info[0]) == ("ERROR", ZeroDivisionError)
 
 
 def test_times_are_in_utc() -> None:

@@ -81,7 +81,8 @@ def test_a_letter_names_its_group(door: House) -> None:
 
 def test_what_is_refused(door: House) -> None:
     """A text that is no fingerprint names no group."""
-    refused(door.client.post(f"{GROUPS}/x/mute", json={}), 404, "not_found")
+    for unknown in ("x", "a" * 16):
+        refused(door.client.post(f"{GROUPS}/{unknown}/mute", json={}), 404, "not_found")
     refused(door.client.delete(f"{GROUPS}/x/mute"), 404, "not_found")
     refused(door.client.get(GROUPS, params={"group": "x"}), 400, "invalid_request")
     refused(door.client.get(GROUPS, params={"order": "first"}), 400, "invalid_request")

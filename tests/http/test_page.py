@@ -558,9 +558,13 @@ def test_a_group_is_muted_opened_and_deleted(page: Page, door: Door) -> None:
     for n in range(3):
         frames = ["/srv/shop/seats.py:7 in seat"]
         error = {**entry(1), "type": "crowd.error", "message": f"no seat {n} for <b>", "backtrace": frames}
-        door.store.bury(letter(f"crowd-{n}", queue="crowd", framework="nobody", errors=(error,)))
+        died = Bridge(door.store).engine.now() - timedelta(minutes=25)
+        found = letter(f"crowd-{n}", queue="crowd", framework="nobody", errors=(error,), discarded_at=died)
+        door.store.bury(found)
     page.get_by_role("link", name="Groups").click()
     row = page.locator("#groups li", has_text="crowd.error")
+    first = row.get_by_text("first 25 min ago")
+    assert first.evaluate("cell => cell.scrollWidth <= cell.clientWidth"), "the cell is cut"
     expect(row).to_contain_text("no seat # for <b> at shop/seats.py in seat")
     expect(row.locator("b")).to_have_text("3")
     expect(row.locator(".bars i")).to_have_count(24)

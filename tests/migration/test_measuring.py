@@ -41,14 +41,22 @@ def asks(self: Task) -> None:
     raise self.retry(exc=OSError())
 
 
+def asks_later(self: Task) -> None:
+    """A body that asks, and waits longer each time: its policy is empty."""
+    raise self.retry(exc=OSError(), countdown=2**self.request.retries)
+
+
 CELERY: dict[str, tuple[dict[str, Any], str]] = {
     "once": ({}, "measured"),
     "unread": ({"max_retries": 9}, "measured"),
     "steady": ({"autoretry_for": (OSError,), "default_retry_delay": 700}, "measured"),
     "growing": ({"autoretry_for": (Odd,), "retry_backoff": 4, "max_retries": 30}, "measured"),
     "endless": ({"autoretry_for": (OSError,), "max_retries": None}, "read"),
+    "late": ({"acks_late": True}, "measured"),
     "asking": ({"bind": True}, "read"),
+    "asking_later": ({"bind": True}, "read"),
 }
+BODIES = {"asking": asks, "asking_later": asks_later}
 DRAMATIQ: dict[str, tuple[dict[str, Any], str]] = {
     "plain": ({}, "measured"),
     "once": ({"max_retries": 0}, "measured"),
@@ -63,7 +71,7 @@ def shop() -> Celery:
     app = Celery("shop", broker=NOWHERE, backend=NOWHERE, set_as_current=False)
     app.conf.update(task_store_eager_result=True, task_eager_propagates=True)
     for name, (options, _) in CELERY.items():
-        app.task(shared=False, name=name, **options)(asks if "bind" in options else never)
+        app.task(shared=False, name=name, **options)(BODIES.get(name, never))
     return app
 
 

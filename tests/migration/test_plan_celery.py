@@ -15,7 +15,9 @@ from ojs_bridge.celery.attach import options_as_policy, task_policy
 from ojs_bridge.migration.plan import ENDLESS, NOT_KNOWN, NativeRetries, Runs, WaitRange, alike, policy_wait
 from ojs_bridge.migration.plan.celery import of_celery
 from ojs_bridge.rules.backoff import Intervals
+from ojs_bridge.rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH
 from ojs_bridge.rules.policy import LARGEST
+from ojs_bridge.testing import explain
 from tests.migration.planning import app_with, native, only
 
 AUTO: dict[str, Any] = {"autoretry_for": (OSError,)}
@@ -128,6 +130,18 @@ def test_the_policy(options: dict[str, Any], policy: dict[str, Any], exact: bool
     theirs = [policy_wait(merged, n) for n in range(1, len(found.native.waits) + 1)]
     runs = ENDLESS if merged.runs == LARGEST else merged.runs
     assert (runs == found.native.runs and all(map(alike, found.native.waits, theirs))) is exact
+
+
+@pytest.mark.parametrize("option", ["acks_late", "retry_on_worker_lost"])
+def test_a_job_that_comes_back_when_its_worker_dies_does_so_under_the_bridge(option: str) -> None:
+    """A failure is final, as it is today; with `max_attempts: 1` a killed worker would end the job, too."""
+    app = app_of(**{option: True})
+    found = only(app)
+    assert found.entry == {"retry_on": "asked"}
+    install(app, Bridge(), policies={"job": found.entry})
+    task = app.tasks["job"]
+    assert not explain(task, OSError).waits
+    assert all(explain(task, lost).waits for lost in (VISIBILITY_TIMEOUT, WORKER_DEATH))
 
 
 def test_the_differences_have_numbers() -> None:

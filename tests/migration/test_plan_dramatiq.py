@@ -207,6 +207,7 @@ HAZARDS: dict[str, tuple[Callable[[], Broker], dict[str, Any], str]] = {
         {"max_retries": None},
         'begins afresh under install(in_flight="afresh")',
     ),
+    "lost-worker": (StubBroker, {"max_retries": 0}, "the lost worker has used the only attempt"),
     "counts-retries": (StubBroker, {"max_retries": 5}, "a job runs 6 times"),
     "retry-when": (StubBroker, {"retry_when": never}, "goes on asking it"),
     "throws": (StubBroker, {"throws": (OSError, KeyError)}, "throws=OSError, KeyError"),
@@ -228,7 +229,7 @@ def test_hazards(name: str) -> None:
     assert told in text
     quiet = broker_with(Tracing(), Results(backend=StubBackend(), store_results=True))
     calm = {"max_retries": 0, "time_limit": float("inf")}
-    assert plan_of(quiet, **calm).hazards == ()
+    assert [hazard.name for hazard in plan_of(quiet, **calm).hazards] == ["lost-worker"]
 
 
 @pytest.mark.parametrize(

@@ -248,14 +248,14 @@ def measure(
 def measurable(planned_tasks: Iterable[Planned]) -> list[str]:
     """Return the names of the tasks that can be measured with an injected failure.
 
-    A task whose own code asks for retries would never reach that code.
+    A task whose own code asks for retries never reaches that code: its policy is empty, or has `retry_on`.
     """
     return [
         one.name
         for one in planned_tasks
-        if one.policy is not None
-        and one.native
-        and not (one.retry_on or one.open or one.native.waits == NOT_KNOWN)
+        if one.native
+        and (one.native.runs == 1 or (one.policy and not one.retry_on))
+        and not (one.open or one.native.waits == NOT_KNOWN)
     ]
 
 

@@ -72,14 +72,14 @@ def _plan(app: Celery, fleet: Fleet, task: Task) -> Planned:
         return already_ojs(task.name, "is an ojs_task", resolved, task.ojs_retry)
     reading = read(fleet, task)
     policy = _policy_of(reading)
-    asked = bool(policy) and reading.is_retried and reading.native.runs != 1 and not autoretries(task)
+    asks = bool(policy) and reading.is_retried and reading.native.runs != 1 and not autoretries(task)
     return Planned(
         task.name,
         reading.native,
         policy,
         () if policy is None else tuple(_differences_of(reading, policy)),
         tuple(dict.fromkeys(_hazards(app, reading))),
-        retry_on="asked" if asked else None,
+        retry_on="asked" if asks or (policy == {} and reading.native.runs == 1) else None,
         open=reading.open,
     )
 
@@ -87,13 +87,15 @@ def _plan(app: Celery, fleet: Fleet, task: Task) -> Planned:
 def _policy_of(reading: Reading) -> dict[str, Any] | None:
     """Return the partial policy nearest to Celery's retries; None where they are not known.
 
-    A policy without `max_attempts` has the task's own limit. An empty one leaves all numbers to the task.
+    A policy without `max_attempts` has the task's own limit. An empty one leaves all numbers to the task:
+    where nothing retries but Celery runs a dead worker's job again, they say how often.
     """
     task, runs, waits = reading.task, reading.native.runs, reading.native.waits
     if reading.open:
         return None
     if runs == 1:
-        return {"max_attempts": 1}
+        again = task.acks_late or getattr(task, "retry_on_worker_lost", False)
+        return {} if again and not reading.is_retried else {"max_attempts": 1}
     if waits == NOT_KNOWN or (not autoretries(task) and len({*waits}) > 1):
         return {}  # any number would take the place of those in the code
     beneath = in_ojs(options_as_policy(task))

@@ -175,6 +175,12 @@ def _hazards(settings: Settings, native: NativeRetries, broker: Broker) -> Itera
 def _of_retries(settings: Settings, native: NativeRetries) -> Iterator[Hazard]:
     if native.runs not in (NOT_KNOWN, 1):
         yield counting(native.runs)
+    if native.runs == 1:
+        yield Hazard(
+            "lost-worker",
+            "max_retries=0, and yet Dramatiq runs a job again whose worker dies; under the bridge the lost "
+            "worker has used the only attempt, and the job is a dead letter",
+        )
     if settings.retry_when is not None:
         asked = (
             "the bridge goes on asking it: set max_attempts for jobs that it never ends"
