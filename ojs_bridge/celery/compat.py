@@ -195,9 +195,6 @@ callbacks = vital("_callbacks", _TRANSPORT, "give back what no consumer wants no
 can_consume = vital("can_consume", _QOS, "acknowledge what an outage kept from it", only=FETCH)
 client_connection = vital("connection", "redis:Redis", "ask for a message without waiting", only=FETCH)
 parse_response = vital("parse_response", "redis:Redis", "read what was asked for", only=FETCH)
-send_packed_command = vital(
-    "send_packed_command", "redis.connection:Connection", "ask for a message without waiting", only=FETCH
-)
 send_command = vital(
     "send_command", "redis.connection:Connection", "ask for a message without waiting", only=FETCH
 )

@@ -19,12 +19,10 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Mapping
 from contextlib import suppress
 from importlib.resources import files
 from itertools import islice
 from queue import Empty
-from types import MappingProxyType
 from typing import Any
 
 from celery import Celery
@@ -40,8 +38,6 @@ logger = logging.getLogger("ojs_bridge")
 
 #: Seconds that an idle worker waits at one queue before it looks at all of them, priorities included.
 _WAIT_SECONDS = 0.5
-#: The most packed commands that a channel keeps: one for each order of its queues.
-_MOST_PACKED = 100
 #: The codes of errors that pass: a master without replicas takes no writes, a replica waits for no message.
 _PASSING = ("NOREPLICAS", "UNBLOCKED")
 #: How servers say that a user may not run a command, or that a script may not for this user.
@@ -117,12 +113,6 @@ def _taking(channel: Any) -> Any:
     return type(channel.__name__, (Taking, channel), own)
 
 
-def _words(*words: object) -> bytes:
-    """Return words as they travel to Redis: redis-py's own way takes tens of microseconds."""
-    encoded = (word if isinstance(word, bytes) else str(word).encode() for word in words)
-    return b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)
-
-
 class Taking:
     """Mixed into kombu's Redis channel; on a server without BLMOVE the channel works as kombu's."""
 
@@ -143,13 +133,10 @@ class Taking:
     _ojs_sent: tuple[str, ...] = ()
     #: The queues that are consumed without acknowledgement, such as those for the answers of other workers.
     _ojs_unacknowledged: frozenset[str] = frozenset()
-    #: For each order of the queues what is the same each time: the command's number of words, and the words.
-    _ojs_packed: Mapping[tuple[str, ...], tuple[int, bytes]] = MappingProxyType({})
 
     def basic_consume(self: Any, queue: str, no_ack: bool, *args: Any, **options: Any) -> Any:
         """Consume from a queue."""
         self._ojs_unacknowledged = self._ojs_unacknowledged - {queue} | ({queue} if no_ack else set())
-        self._ojs_packed = {}
         return super().basic_consume(queue, no_ack, *args, **options)  # type: ignore[misc]
 
     def close(self: Any) -> None:
@@ -188,30 +175,18 @@ class Taking:
         compat.in_poll.set(self, connection)
         compat.brpop_sent_at.set(self, time.monotonic())
         self._ojs_sent = tuple(islice(self.qos.ojs_owed, _MOST)) if self.ojs_defers else ()
-        self._ojs_waiting = self._ojs_idle and not self._ojs_sent
-        if self._ojs_waiting:
-            compat.send_command(connection)(*self._ojs_wait(queues))
-            return
-        self._ojs_asked = queues
-        count, same = self._ojs_packed.get(queues) or self._ojs_pack(queues)
-        command = b"*%d\r\n%b%b" % (
-            count + len(self._ojs_sent),
-            same,
-            _words(self._ojs_room(), *self._ojs_sent),
-        )
-        compat.send_packed_command(connection)([command])
+        self._ojs_waiting, self._ojs_asked = self._ojs_idle and not self._ojs_sent, queues
+        words = self._ojs_wait(queues) if self._ojs_waiting else self._ojs_take(queues)
+        compat.send_command(connection)(*words)
 
-    def _ojs_pack(self: Any, queues: tuple[str, ...]) -> tuple[int, bytes]:
-        """Return what depends on the order of the queues alone, after the number of the command's words."""
+    def _ojs_take(self: Any, queues: tuple[str, ...]) -> tuple[Any, ...]:
+        """Return the command that takes messages, and acknowledges some."""
         list_of, prefix = compat.q_for_pri(self), self.global_keyprefix
         lists = [prefix + list_of(queue, step) for step in self.priority_steps for queue in queues]
         keys = [*keys_of(self), present_key(keys_of(self)[0]), *lists]
         flags = "".join("1" if queue in self._ojs_unacknowledged else "0" for queue in queues)
-        words = ["EVALSHA", _TAKE_SHA, len(keys), *keys, flags, this_worker(), int(self._ojs_turns is True)]
-        kept = self._ojs_packed if len(self._ojs_packed) < _MOST_PACKED else {}
-        packed = len(words) + 1, _words(*words)
-        self._ojs_packed = {**kept, queues: packed}
-        return packed
+        words = (flags, this_worker(), int(self._ojs_turns is True), self._ojs_room(), *self._ojs_sent)
+        return "EVALSHA", _TAKE_SHA, len(keys), *keys, *words
 
     @property
     def _ojs_turns(self: Any) -> bool | None:
