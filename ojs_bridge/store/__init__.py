@@ -21,6 +21,7 @@ from .protocol import (
     Page,
     Stats,
     Store,
+    counts_of,
     without_password,
 )
 from .records import from_json, from_ms, index_text, matches, to_json, to_ms
@@ -53,6 +54,7 @@ __all__ = [
     "Span",
     "Stats",
     "Store",
+    "counts_of",
     "from_json",
     "from_ms",
     "index_text",
