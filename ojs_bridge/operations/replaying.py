@@ -16,7 +16,7 @@ from ..engine.runs import Override, Publisher
 from ..engine.scheduler import once_a_period
 from ..engine.storage_retry import pause
 from ..errors import ConfigurationError, InvalidRetryPolicy, Unreachable
-from ..rules.duration import read_duration
+from ..rules.duration import duration_at, read_duration
 from ..rules.job import Job, encode, entries_of
 from ..rules.policy import RetryPolicy, partial_to_ojs
 from ..store import Filter, Letter, Store
@@ -237,10 +237,7 @@ class ReplayRule:
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and self.name):
             raise ConfigurationError(f"replay rule: name: {self.name!r} must be a name")
-        try:
-            delay = read_duration(self.delay)
-        except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"replay rule {self.name!r}: delay: {self.delay!r} {error}") from None
+        delay = duration_at(f"replay rule {self.name!r}: delay", self.delay, may_be_zero=True)
         if type(self.max_replays) is not int or self.max_replays < 1:
             wrong = f"max_replays: {self.max_replays!r} must be an integer of at least 1"
             raise ConfigurationError(f"replay rule {self.name!r}: {wrong}")
