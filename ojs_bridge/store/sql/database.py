@@ -144,8 +144,10 @@ class Database:
         self._preparing = _Lock(threading.Lock(), self._busy_seconds, self.shown)
 
     def prepare(self) -> None:
-        """Create the tables that are not there; raises StoreError for a store of a newer version."""
+        """Create the tables that are not there, once; raises StoreError for a store of a newer version."""
         self._be_ours()
+        if self._prepared:
+            return
         with self._preparing:
             if not self._prepared:
                 if self._version() != SCHEMA_VERSION:
@@ -227,17 +229,7 @@ class Database:
         self, statement: sa.Update | sa.Delete, column: sa.Column[Any], values: Sequence[object]
     ) -> int:
         """Run a statement on the rows with these values, some of them at a time."""
-        ours, changed = statement.table.c.namespace == self.namespace, 0
-        for batch in batches(values):
-            with self.connection() as connection:
-                changed += connection.execute(statement.where(ours, column.in_(batch))).rowcount
-        return changed
-
-    def get_ready(self) -> None:
-        """Prepare the store, unless this process has done so."""
-        self._be_ours()
-        if not self._prepared:
-            self.prepare()
+        return sum(self.change(statement.where(column.in_(batch))) for batch in batches(values))
 
     def has(self, name: str) -> bool:
         """Return whether the store, which is ready, has a later table, or the groups' column."""
@@ -295,7 +287,7 @@ class Database:
     def _opened(self) -> Iterator[None]:
         """Use the store; raises StoreError."""
         if not self._prepared or self._pid != os.getpid():
-            self.get_ready()
+            self.prepare()
         try:
             with self._in_use:
                 try:
