@@ -229,7 +229,11 @@ class Database:
         self, statement: sa.Update | sa.Delete, column: sa.Column[Any], values: Sequence[object]
     ) -> int:
         """Run a statement on the rows with these values, some of them at a time."""
-        return sum(self.change(statement.where(column.in_(batch))) for batch in batches(values))
+        ours, changed = statement.table.c.namespace == self.namespace, 0
+        for batch in batches(values):
+            with self.connection() as connection:
+                changed += connection.execute(statement.where(ours, column.in_(batch))).rowcount
+        return changed
 
     def has(self, name: str) -> bool:
         """Return whether the store, which is ready, has a later table, or the groups' column."""
