@@ -35,7 +35,7 @@ SECTIONS = {
 }
 #: The way in which a variable's text is read.
 FORMS = {
-    "_text": "a text",
+    "_as_it_is": "a text",
     "_integer": "an integer",
     "_boolean": "`true`, `false`, `1` or `0`",
     "_json": "JSON",

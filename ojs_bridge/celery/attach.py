@@ -414,9 +414,9 @@ def sent_on_commit(native: type[Task]) -> tuple[type, ...]:
 
 def settle_success(task: Task | None = None, **_: Any) -> None:
     """Settle a success after its result is stored and its chain and links are sent."""
-    ended = vars(task.request).pop("ojs_ended", None) if task else None
-    if ended is not None:
-        ended.settle()
+    settle = vars(task.request).pop("ojs_ended", None) if task else None
+    if settle is not None:
+        settle()
 
 
 def _let_listeners_finish(**_: Any) -> None:

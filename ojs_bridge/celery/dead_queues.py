@@ -189,13 +189,10 @@ class _OnRedis:
                 if message is not None:
                     yield key, item, message
 
-    @property
-    def _prefix(self) -> str:
-        return self._channel.global_keyprefix or ""
-
     def _keys(self, name: str) -> list[str]:
         channel, list_of = self._channel, compat.q_for_pri(self._channel)
-        return [f"{self._prefix}{list_of(name, step)}" for step in channel.priority_steps]
+        prefix = channel.global_keyprefix or ""
+        return [f"{prefix}{list_of(name, step)}" for step in channel.priority_steps]
 
     def _message(self, item: bytes) -> Any:
         try:

@@ -9,7 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from numbers import Real
 from typing import Any
@@ -21,11 +21,9 @@ from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, WorkerShutdown, WorkerTerminate
 from celery.result import AsyncResult
 
-from ..engine.engine import Engine
 from ..engine.events import let_through
 from ..engine.reservations import TakenOver
 from ..engine.runs import Run
-from ..rules.decision import Complete
 from ..rules.failures import ErrorMap, Failure, Outcome, outcome_of, text_of
 from ..rules.job import Job
 from . import compat
@@ -68,18 +66,6 @@ def dropped(job: Job, late: TakenOver, *, returnable: bool) -> Exception:
     logger.warning("job %s: %s", job, late)
     # The worker that took the run over may have died since. The next delivery finds out.
     return given_back(str(late)) if returnable else ignored(str(late))
-
-
-@dataclass(frozen=True, slots=True)
-class Succeeded:
-    """A run that succeeded; it is settled after Celery has stored its result and sent what follows."""
-
-    engine: Engine
-    run: Run
-
-    def settle(self) -> None:
-        """Settle the run; never raises."""
-        self.engine.settling.settle(self.run, Complete())
 
 
 def task_outcome(task: Task, raised: BaseException, wish: Wish | None, run: Run, now: datetime) -> Outcome:

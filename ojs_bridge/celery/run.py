@@ -34,7 +34,6 @@ from .holding import Hold, Unsettled, held, portable, until_begun
 from .outcomes import (
     LostAttempt,
     RefusedJob,
-    Succeeded,
     carried_on,
     dropped,
     given_back,
@@ -279,19 +278,20 @@ class TaskRun:
 
     def _succeed(self) -> None:
         """End the run; a reserved run ends after Celery has stored its result and sent what follows."""
-        if self._begun is None:
+        begun = self._begun
+        if begun is None:
             return
-        end, job = Succeeded(self.engine, self._begun), self._begun.job
-        if job.replay_count:
+        if begun.job.replay_count:
             reopen_chord(self._task, self._request)
-        if self._begun.reservation is None:
-            end.settle()
+        settle = functools.partial(self.engine.settling.settle, begun, Complete())
+        if begun.reservation is None:
+            settle()
             return
         try:
-            self.engine.settling.check(self._begun)
+            self.engine.settling.check(begun)
         except TakenOver as late:
-            raise dropped(job, late, returnable=self.can_wait) from None
-        self._request.ojs_ended = end
+            raise dropped(begun.job, late, returnable=self.can_wait) from None
+        self._request.ojs_ended = settle
 
     def _fail(self, raised: BaseException) -> Exception:
         """Judge a failure and carry its decision out."""

@@ -8,7 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, Protocol, TypeAlias, TypeVar
 
 import typer
 from rich.console import RenderableType
@@ -26,11 +26,20 @@ from ..errors import (
 )
 from ..operations.audit import Actor, acting
 from ..operations.letters import LOOK_THROUGH, MAX_PAGE, AnyPage, every_page
-from ..store import Letter, Page, Parked
-from .printing import Listing, answer, say, show, show_json, show_on_stderr
+from ..store import Page
+from .printing import answer, say, show, show_json, show_on_stderr
 
 F = TypeVar("F", bound=Callable[..., int | None])
-Entry = TypeVar("Entry", Letter, Parked)
+
+
+class Shown(Protocol):
+    """What a list has entries of."""
+
+    def to_ojs(self) -> dict[str, Any]:
+        """Return the entry in JSON."""
+
+
+Entry = TypeVar("Entry", bound=Shown)
 
 INCOMPLETE = 1
 REFUSED = 2
@@ -235,9 +244,13 @@ def listed(
 
 
 def show_entries(
-    entries: Iterable[Entry], as_table: Callable[[Sequence[Entry]], Listing], none: str, *, as_json: bool
+    entries: Iterable[Entry],
+    as_table: Callable[[Sequence[Entry]], RenderableType],
+    none: str,
+    *,
+    as_json: bool,
 ) -> None:
-    """Answer with dead letters or parked retries; in JSON each as soon as it is read."""
+    """Answer with the entries of a list, or that there are none; in JSON each as soon as it is read."""
     if as_json:
         for entry in entries:
             show_json(entry.to_ojs())

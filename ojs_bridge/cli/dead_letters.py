@@ -36,6 +36,7 @@ from .commands import (
     found_of,
     group_of,
     listed,
+    show_entries,
     whole,
 )
 from .finding import Place
@@ -356,13 +357,7 @@ def groups(
     page = place.bridge.dead_letters.groups.list(where, order=order, muted=muted, limit=limit, steps=_STEPS)
     if len(page) == limit:
         say("there may be more: --limit lists up to 200")
-    if as_json:
-        for group in page:
-            show_json(group.to_ojs())
-    elif page:
-        show(_table(page))
-    else:
-        show(f"no groups{place.in_namespace}")
+    show_entries(page, _table, f"no groups{place.in_namespace}", as_json=as_json)
 
 
 @command(group, "mute", changes=True)

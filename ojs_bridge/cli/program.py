@@ -18,10 +18,10 @@ from ..operations.audit import Record
 from ..operations.health import SECONDS
 from . import __doc__ as about
 from . import dead_letters, operations, plan, policy, retries
-from .commands import INCOMPLETE, OUT_OF_REACH, AsJson, Cursor, Limit, command, group_of
+from .commands import INCOMPLETE, OUT_OF_REACH, AsJson, Cursor, Limit, command, group_of, show_entries
 from .finding import CELERY_APP, Place
 from .letters import WHEN, time_from
-from .printing import Listing, answer, brief_time_of, say, show, show_json, table, time_of
+from .printing import Listing, answer, brief_time_of, say, show, table, time_of
 
 _GROUPS = (dead_letters, retries, operations, policy)
 _EXIT_CODES = (about or "").partition("\n\n")[2]
@@ -130,16 +130,7 @@ def audit(
     after = time_from("since", since, place.bridge.engine.now())
     read = partial(place.bridge.audit.list, since=after, who=who, action=action)
     page = read(limit=limit, cursor=cursor)
-    if as_json:
-        for record in page.records:
-            show_json(record.to_ojs())
-    elif page.records:
-        headings = ("at (UTC)", "who", "from", "action", "number", "outcome", "on", "reason")
-        brief = ("at (UTC)", "who", "action", "number", "outcome", "on")
-        rows, brief_rows = map(_row, page.records), map(_brief_row, page.records)
-        show(Listing(table(headings, rows), table(brief, brief_rows)))
-    else:
-        show("no records")
+    show_entries(page.records, _table, "no records", as_json=as_json)
     if page.next_cursor:
         say(f"there may be more: --cursor {page.next_cursor}")
 
@@ -156,6 +147,12 @@ def mark(
     when = time_from("at", at, place.bridge.engine.now())
     made = place.bridge.marks.add(text, at=when)
     answer(made.to_ojs(), f"{made.text}: marked at {time_of(made.at)} UTC", as_json=as_json)
+
+
+def _table(records: Sequence[Record]) -> Listing:
+    headings = ("at (UTC)", "who", "from", "action", "number", "outcome", "on", "reason")
+    brief = ("at (UTC)", "who", "action", "number", "outcome", "on")
+    return Listing(table(headings, map(_row, records)), table(brief, map(_brief_row, records)))
 
 
 def _row(record: Record) -> tuple[object, ...]:

@@ -17,7 +17,7 @@ from ..engine import events
 from ..engine.layers import imported
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..operations.retention import Retention
-from ..rules.duration import read_duration
+from ..rules.duration import duration_at
 from ..rules.failures import ErrorMap, Mapped
 from ..rules.job import HEADER_BUDGET, MIN_HEADER_BUDGET, MIN_HISTORY
 from ..rules.policy import AnyPartial, RetryPolicy
@@ -171,14 +171,7 @@ def _either(given: Given) -> bool:
 
 
 def _length(given: Given) -> timedelta:
-    """Return a duration greater than zero; raises ConfigurationError."""
-    try:
-        length = read_duration(given.value)
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"{given.place}: {given.value!r} {error}") from None
-    if not length:
-        raise ConfigurationError(f"{given.place}: {given.value!r} must be greater than zero")
-    return length
+    return duration_at(given.place, given.value)
 
 
 def _retention(given: Given) -> Retention:
@@ -205,13 +198,17 @@ def _retention_of(limits: Any) -> Retention:
     return Retention(**{**limits, "queues": {queue: _retention_of(own) for queue, own in queues.items()}})
 
 
+def _as_it_is(_place: str, said: Any) -> Any:
+    return said
+
+
 @dataclass(frozen=True, slots=True)
 class Given:
     """A setting as it was given; the `place` of a setting in code is its own name."""
 
     place: str
     said: Any
-    read: Callable[[str, Any], Any] = lambda _place, said: said
+    read: Callable[[str, Any], Any] = _as_it_is
 
     @property
     def in_code(self) -> bool:
@@ -228,7 +225,7 @@ class Given:
 class Setting:
     """The reader of a setting from a variable's text, and its default."""
 
-    read: Callable[[str, str], Any]
+    read: Callable[[str, str], Any] = _as_it_is
     default: Any = None
 
 
@@ -321,10 +318,6 @@ def _table(table: object, place: str) -> dict[str, Given]:
     return {key: Given(f"{place}: {key}", value) for key, value in table.items() if value is not None}
 
 
-def _text(_place: str, text: str) -> str:
-    return text
-
-
 def _integer(place: str, text: str) -> int:
     try:
         return int(text)
@@ -348,16 +341,16 @@ def _json(place: str, text: str) -> Any:
 
 #: The settings by name: as an argument in code, as a key in a table, and in capitals as a variable.
 SETTINGS = {
-    "store": Setting(_text),
-    "namespace": Setting(_text, "ojs"),
+    "store": Setting(),
+    "namespace": Setting(default="ojs"),
     "retry": Setting(_json),
-    "policies": Setting(_text),
+    "policies": Setting(),
     "errors": Setting(_json, {}),
     "listeners": Setting(_json, ()),
     "history": Setting(_integer, MIN_HISTORY),
     "header_budget": Setting(_integer, HEADER_BUDGET),
-    "reservation": Setting(_text, "PT1M"),
-    "park_after": Setting(_text, "PT1M"),
+    "reservation": Setting(default="PT1M"),
+    "park_after": Setting(default="PT1M"),
     "fail_open": Setting(_boolean, default=False),
     "settle_behind": Setting(_boolean, default=False),
     "retention": Setting(_json),

@@ -27,7 +27,7 @@ from .brokers import (
 )
 from .delivery import ENDING, NATIVE, Delivery, Exit, delivery_of
 from .on_redis import Acknowledgements, Hands, enrich, forget, replace_on
-from .receiving import Wakes, readable, sound, taking
+from .receiving import Wake, readable, sound, taking
 from .translate import bare_job, encodable
 
 logger = logging.getLogger("ojs_bridge")
@@ -47,17 +47,17 @@ class SettlingConsumer(Consumer):
         broker: Broker,
         queue_name: str,
         hands: Hands,
-        wakes: Wakes,
+        wake: Wake,
         acks: Acknowledgements | None,
     ) -> None:
         self._inner = inner
         self._broker = broker
         self._hands = hands
         self._queue_name = queue_name
-        self._take = sound(broker, inner, queue_name, taking(broker, inner, queue_name, wakes, hands))
+        self._take = sound(broker, inner, queue_name, taking(broker, inner, queue_name, wake, hands))
         self._is_delayed = queue_name == dq_name(queue_name)
         self._takes = is_redis(broker)
-        self._wake = wakes.of(queue_name)
+        self._wake = wake
         self._is_tagged = is_rabbitmq(broker)
         if not self._is_tagged:
             self.__dict__["ack"] = self._straight(inner.ack, acks)
@@ -223,7 +223,7 @@ def wrap(broker: Any) -> None:
     if getattr(consume, "_ojs_wrapped", False):
         return
 
-    hands, wakes = Hands(), Wakes()
+    hands, wakes = Hands(), dict[str, Wake]()
     acknowledgements: dict[str, Acknowledgements] = {}
 
     def settling(*args: Any, **kwargs: Any) -> Consumer:
@@ -235,14 +235,19 @@ def wrap(broker: Any) -> None:
                 raise ConnectionClosed(error) from None
             acknowledgements.setdefault(queue_name, Acknowledgements(broker, queue_name))
         inner, acks = consume(*args, **kwargs), acknowledgements.get(queue_name)
-        return SettlingConsumer(inner, broker, queue_name, hands, wakes, acks)
+        wake = wakes.setdefault(queue_name, Wake())
+        return SettlingConsumer(inner, broker, queue_name, hands, wake, acks)
+
+    def woken(queue_name: str) -> None:
+        if wake := wakes.get(queue_name):
+            wake.set()
 
     settling._ojs_wrapped = True  # type: ignore[attr-defined]
     broker.consume = settling
     if is_redis(broker):
         # A process that was forked after its broker was made would share what it has fetched with the others.
         compat.worker_id.set(broker, str(uuid4()))
-        replace_on(broker, hands, wakes.wake)
+        replace_on(broker, hands, woken)
     confirm(broker)
 
 

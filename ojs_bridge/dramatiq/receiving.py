@@ -35,7 +35,7 @@ Take: TypeAlias = "Callable[[], MessageProxy | None]"
 
 
 class Wake(threading.Event):
-    """Wakes the consumer thread of a queue on Redis."""
+    """Wakes the consumer thread of a queue on Redis, also when this process itself enqueues a message."""
 
     #: The thread waits until its worker has this many messages or fewer; None if it waits for messages.
     room: int | None = None
@@ -46,23 +46,7 @@ class Wake(threading.Event):
             self.set()
 
 
-class Wakes:
-    """Wakes a consumer thread that polls Redis when this process itself enqueues a message."""
-
-    def __init__(self) -> None:
-        self._events: dict[str, Wake] = {}
-
-    def of(self, queue_name: str) -> Wake:
-        """Return the event that wakes the consumer thread of a queue."""
-        return self._events.setdefault(queue_name, Wake())
-
-    def wake(self, queue_name: str) -> None:
-        """Wake the consumer thread of a queue, if this process has one."""
-        if event := self._events.get(queue_name):
-            event.set()
-
-
-def taking(broker: Broker, inner: Any, queue_name: str, wakes: Wakes, hands: Hands) -> Take:
+def taking(broker: Broker, inner: Any, queue_name: str, wake: Wake, hands: Hands) -> Take:
     """Return the function by which the consumer of this thread takes its next message."""
     thread = threading.current_thread()
     take: Take = inner.__next__
@@ -70,7 +54,7 @@ def taking(broker: Broker, inner: Any, queue_name: str, wakes: Wakes, hands: Han
         return take
     if is_redis(broker):
         release = partial(hands.release_strays, broker, queue_name)
-        return _polling(inner, thread, wakes.of(queue_name), release)
+        return _polling(inner, thread, wake, release)
     if queue_name != dq_name(queue_name):
         return take
     if is_rabbitmq(broker):

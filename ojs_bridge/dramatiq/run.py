@@ -74,11 +74,8 @@ class Runs:
 
     def begin(self, broker: Broker, message: Any) -> None:
         """Begin a job: its actor runs, or this raises an exception that keeps the actor from running."""
-        # Attributes, not items of `__dict__`: building that costs more, and every job comes by here.
         inside = message_in(message)
-        delivery = message.ojs_delivery
-        if delivery is None:
-            delivery = message.ojs_delivery = Delivery()
+        delivery = delivery_of(message)
         task = delivery.task = self.actors.task_of(inside)
         if task is not None:
             # If anything ends this delivery before its job has another place, the job goes back to its queue.
@@ -117,7 +114,7 @@ class Runs:
 
     def end(self, broker: Broker, message: Any, exception: BaseException | None) -> bool:
         """Judge the outcome and carry the decision out; False if Dramatiq itself is to retry."""
-        delivery: Delivery = message.ojs_delivery or delivery_of(message)
+        delivery = delivery_of(message)
         if delivery.within is not None:
             with ExitStack() as leaving:
                 leaving.push(delivery.within)

@@ -62,9 +62,12 @@ Listener: TypeAlias = Callable[[Event], object]
 
 def started(job: Job, at: datetime) -> Event:
     """Return the event of an attempt that begins."""
-    return _event(
-        "job.started", job, at, attempt=job.attempt, worker_id=f"{socket.gethostname()}:{os.getpid()}"
-    )
+    return _event("job.started", job, at, attempt=job.attempt, worker_id=worker_id())
+
+
+def worker_id() -> str:
+    """Return the name of this process."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def of(job: Job, decision: Decision, *, max_attempts: int, seconds: float, at: datetime) -> list[Event]:

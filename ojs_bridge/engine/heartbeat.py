@@ -41,10 +41,11 @@ def was_held_by(process: int | None, holder: str) -> bool:
     host, _, rest = holder.rpartition(":")[0].rpartition(":")
     if host != socket.gethostname() or not rest.isdecimal():
         return False
-    return _has_ended(int(rest)) if process is None else int(rest) == process
+    return has_ended(int(rest)) if process is None else int(rest) == process
 
 
-def _has_ended(process: int) -> bool:
+def has_ended(process: int) -> bool:
+    """Return whether a process of this machine has ended."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

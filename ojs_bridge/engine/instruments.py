@@ -5,7 +5,7 @@ Listeners hear of the same later, on a thread of their own; only an instrument c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
@@ -59,8 +59,8 @@ class Entered:
 
     __slots__ = ("_contexts",)
 
-    def __init__(self, contexts: list[_Context]) -> None:
-        self._contexts = contexts
+    def __init__(self, contexts: Iterable[_Context | None]) -> None:
+        self._contexts = [context for context in contexts if context is not None]
 
     def __enter__(self) -> None:
         """Enter each context; one that fails is left out."""
@@ -110,18 +110,15 @@ class Instruments:
 
     def sending(self, framework: str, type_: str, queue: str, carrier: MutableMapping[str, Any]) -> Entered:
         """Return the context in which a job is sent."""
-        asked = [_safely(each.sending, framework, type_, queue, carrier) for each in self.all]
-        return Entered([context for context in asked if context is not None])
+        return Entered(_safely(each.sending, framework, type_, queue, carrier) for each in self.all)
 
     def running(self, framework: str, run: Run, carrier: Mapping[str, Any]) -> Entered:
         """Return the context of a run."""
-        asked = [_safely(each.running, framework, run, carrier) for each in self.all]
-        return Entered([context for context in asked if context is not None])
+        return Entered(_safely(each.running, framework, run, carrier) for each in self.all)
 
     def step(self, name: str, job: Job) -> Entered:
         """Return the context of a step of the bridge."""
-        asked = [_safely(each.step, name, job) for each in self.all]
-        return Entered([context for context in asked if context is not None])
+        return Entered(_safely(each.step, name, job) for each in self.all)
 
     def concluded(self, run: Run | Refuse, decision: Decision, seconds: float) -> None:
         """Tell of a decision that was carried out, so long after the run began."""

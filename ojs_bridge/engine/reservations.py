@@ -110,7 +110,7 @@ class Reservations:
                 job = job._replace(chain=publication)
                 reservation = Reservation(job.key, job.fence)
                 answer = self._ask(self._store, heart, reservation, publication, wait)
-            left = self._left_of(heart, answer, gone=gone)
+            left = self._left_of(heart, answer, gone=gone) if answer.grant is Grant.HELD else None
             if left is not None and left <= timedelta() and answer.until:
                 # As if the reservation had run out. It is still held if it was extended meanwhile.
                 after = answer.until + timedelta(milliseconds=1)
@@ -132,7 +132,7 @@ class Reservations:
 
     def _left_of(self, heart: Heartbeat, answer: ReserveAnswer, *, gone: bool) -> timedelta | None:
         """Return after which time the holder of a reservation counts as dead; None if it is not suspected."""
-        if answer.grant is not Grant.HELD or answer.until is None or heart.is_of_family(answer.holder):
+        if answer.until is None or heart.is_of_family(answer.holder):
             return None
         left = heart.left_of(answer.holder, gone=gone)
         if left is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
@@ -13,7 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from ..bridge import Bridge
-from ..engine.events import Event
+from ..engine.events import Event, worker_id
 from ..engine.forks import BetweenForks
 from ..engine.instruments import Instrument
 from ..engine.runs import Refuse, Run
@@ -81,7 +80,6 @@ class _Names:
         self._systems: dict[str, str] = {}
         #: Every job asks for them.
         self.named = functools.lru_cache(_KINDS)(self._named)
-        self._worker: tuple[int, str] = (0, "")
 
     def _named(self, operation: str, type_: str, queue: str, framework: str) -> tuple[str, dict[str, Any]]:
         """Return a span's name, and the attributes that it has from its beginning."""
@@ -107,12 +105,6 @@ class _Names:
         if framework not in self._systems:
             self._systems[framework] = self._bridge.engine.context.publishers[framework].system
         return self._systems[framework]
-
-    def worker(self) -> str:
-        """Return the name of this process, as events have it."""
-        if self._worker[0] != os.getpid():
-            self._worker = os.getpid(), f"{socket.gethostname()}:{os.getpid()}"
-        return self._worker[1]
 
 
 class _Running:
@@ -224,7 +216,7 @@ class _Tracing(Instrument):
             within = trace.set_span_in_context(span, came)
             running = _Running(self._meters, job, span, within, hides=self._hides)
         if running.is_recorded:
-            _join(running.span, job, self._names.worker())
+            _join(running.span, job)
         return running
 
     def step(self, name: str, job: Job) -> AbstractContextManager[Any] | None:
@@ -263,10 +255,10 @@ class _Tracing(Instrument):
         return carrier.get("traceparent")
 
 
-def _join(span: Span, job: Job, worker: str) -> None:
+def _join(span: Span, job: Job) -> None:
     """Give a span the facts of the job that it is about, and a link to the attempt before."""
     facts = {"ojs.job.id": job.id, "ojs.job.type": job.type, "messaging.message.id": job.id}
-    span.set_attributes({**facts, "ojs.worker.id": worker, "ojs.job.state": "active"})
+    span.set_attributes({**facts, "ojs.worker.id": worker_id(), "ojs.job.state": "active"})
     span.set_attribute("ojs.job.attempt", job.attempt)
     if job.next_retry_at is not None:
         span.set_attribute("ojs.job.scheduled_at", job.next_retry_at.isoformat())

@@ -19,6 +19,7 @@ except ImportError as error:
     raise ImportError("Prometheus' client is missing: pip install 'ojs-bridge[prometheus]'") from error
 
 from ..bridge import Bridge
+from ..engine.heartbeat import has_ended
 from ..engine.instruments import Instrument
 from ..engine.runs import Refuse, Run
 from ..errors import ConfigurationError
@@ -170,7 +171,8 @@ class _Living:
     def collect(self) -> Any:
         """Collect."""
         for path in Path(os.environ[FOLDER]).glob("gauge_live*.db"):
-            if _is_dead(path.stem.rpartition("_")[2]):
+            process = path.stem.rpartition("_")[2]
+            if process.isdecimal() and has_ended(int(process)):
                 path.unlink(missing_ok=True)
         return self._all.collect()
 
@@ -181,16 +183,6 @@ def _registry() -> Any:
     registry = prometheus.CollectorRegistry()
     registry.register(_Living())
     return registry
-
-
-def _is_dead(process: str) -> bool:
-    try:
-        os.kill(int(process), 0)
-    except ProcessLookupError:
-        return True
-    except (ValueError, PermissionError):
-        return False
-    return False
 
 
 def _address(text: int | str | None) -> tuple[str, int] | None:

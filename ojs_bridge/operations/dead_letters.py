@@ -38,7 +38,7 @@ from .letters import (
     shown,
     without_text,
 )
-from .replaying import Bulk, Replayer, ReplayRule, Rules, job_of, send, why_not
+from .replaying import Bulk, Replayer, ReplayRule, apply_rules, job_of, send, why_not
 from .retention import PERIOD, Pruner, Retention, fullness_of
 
 logger = logging.getLogger("ojs_bridge")
@@ -329,7 +329,7 @@ class DeadLetters:
 
         Workers call it.
         """
-        Rules(self._rules, self._context).apply()
+        apply_rules(self._rules, self._context)
 
     def replayer(self, on_sent: Callable[[Job], object], operation: str = "") -> Replayer:
         """Return a replayer, for a bulk operation if it has an id; it calls `on_sent` for each job."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -22,6 +21,7 @@ from ..store import (
     Parked,
     ParkedPage,
     Stats,
+    counts_of,
     from_json,
     index_text,
     matches,
@@ -89,10 +89,8 @@ def said(job: Letter | Parked) -> str:
 
 def count(letters: Iterable[Letter]) -> Stats:
     """Return the number of dead letters, and their numbers by queue, type and error type."""
-    rows = [(x.queue, x.type, x.error_type, x.discarded_at) for x in letters]
-    queues, types, errors = (Counter(str(row[place]) for row in rows) for place in range(3))
-    times = [row[3] for row in rows]
-    return Stats(len(rows), queues, types, errors, min(times, default=None), max(times, default=None))
+    kinds = (((x.queue, x.type, x.error_type), 1, x.discarded_at, x.discarded_at) for x in letters)
+    return counts_of([*kinds])
 
 
 def shown(letter: Letter, redactor: Redactor) -> Letter:

@@ -6,7 +6,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -16,10 +16,10 @@ from ..engine.runs import Override, Publisher
 from ..engine.scheduler import once_a_period
 from ..engine.storage_retry import pause
 from ..errors import ConfigurationError, InvalidRetryPolicy, Unreachable
-from ..rules.duration import read_duration
+from ..rules.duration import duration_at, read_duration
 from ..rules.job import Job, encode, entries_of
 from ..rules.policy import RetryPolicy, partial_to_ojs
-from ..store import Filter, Letter, Store
+from ..store import Filter, Letter
 from .audit import uninterrupted
 from .letters import CLAIM_SECONDS, READ, every_page
 
@@ -196,12 +196,6 @@ class _Pace:
             self._next = max(self._next, time.monotonic() - self._between) + self._between
 
 
-def pages_of(store: Store, where: Filter) -> Iterator[Sequence[Letter]]:
-    """Return pages of letters as they are stored, the oldest first."""
-    pages = every_page(lambda cursor: store.list(where, limit=READ, cursor=cursor, oldest_first=True))
-    return (page.letters for page in pages)
-
-
 def job_of(letter: Letter) -> Job:
     """Return the job of a letter, as it ended."""
     return Job(
@@ -237,10 +231,7 @@ class ReplayRule:
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and self.name):
             raise ConfigurationError(f"replay rule: name: {self.name!r} must be a name")
-        try:
-            delay = read_duration(self.delay)
-        except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"replay rule {self.name!r}: delay: {self.delay!r} {error}") from None
+        delay = duration_at(f"replay rule {self.name!r}: delay", self.delay, may_be_zero=True)
         if type(self.max_replays) is not int or self.max_replays < 1:
             wrong = f"max_replays: {self.max_replays!r} must be an integer of at least 1"
             raise ConfigurationError(f"replay rule {self.name!r}: {wrong}")
@@ -270,37 +261,31 @@ def checked(rules: Iterable[ReplayRule]) -> tuple[ReplayRule, ...]:
     return all_rules
 
 
-class Rules:
-    """Applies the replay rules of one bridge."""
+def apply_rules(rules: Sequence[ReplayRule], context: Context) -> None:
+    """Apply replay rules, unless another worker of the fleet has done so in this minute, or does now."""
+    store, enabled = context.store_for("replay rules"), [rule for rule in rules if rule.enabled]
+    for framework in context.publishers if enabled else ():
+        apply = functools.partial(_apply_all, enabled, framework, context)
+        once_a_period(store, f"replay:{framework}", PERIOD, context.clock, apply)
 
-    def __init__(self, rules: Sequence[ReplayRule], context: Context) -> None:
-        self._rules = [rule for rule in rules if rule.enabled]
-        self._context = context
-        self._store = context.store_for("replay rules")
-        self._clock = context.clock
 
-    def apply(self) -> None:
-        """Apply the rules, unless another worker of the fleet has done so in this minute, or does now."""
-        for framework in self._context.publishers if self._rules else ():
-            apply = functools.partial(self._apply_all, framework)
-            once_a_period(self._store, f"replay:{framework}", PERIOD, self._clock, apply)
+def _apply_all(rules: Sequence[ReplayRule], framework: str, context: Context) -> None:
+    for rule in rules:
+        _apply(rule, framework, context)
 
-    def _apply_all(self, framework: str) -> None:
-        for rule in self._rules:
-            self._apply(rule, framework)
 
-    def _apply(self, rule: ReplayRule, framework: str) -> None:
-        publisher = self._context.publishers[framework]
+def _apply(rule: ReplayRule, framework: str, context: Context) -> None:
+    publisher, store = context.publishers[framework], context.store_for("replay rules")
 
-        def due(letter: Letter) -> bool:
-            ours = letter.framework == framework and publisher.knows(letter.type)
-            return ours and letter.replay_count < rule.max_replays
+    def due(letter: Letter) -> bool:
+        ours = letter.framework == framework and publisher.knows(letter.type)
+        return ours and letter.replay_count < rule.max_replays
 
-        def emit(job: Job) -> None:
-            self._context.emit(replayed(job, self._clock(), rule.name))
+    def emit(job: Job) -> None:
+        context.emit(replayed(job, context.clock(), rule.name))
 
-        pages = ([*filter(due, page)] for page in pages_of(self._store, rule.where(self._clock())))
-        replayer = Replayer(self._context, emit)
-        done = replayer.many(pages, Override())
-        if done.matched:
-            logger.info("replay rule %r: %d replayed, %d not", rule.name, done.succeeded, done.failed)
+    read = functools.partial(store.list, rule.where(context.clock()), limit=READ, oldest_first=True)
+    pages = ([*filter(due, page.letters)] for page in every_page(lambda cursor: read(cursor=cursor)))
+    done = Replayer(context, emit).many(pages, Override())
+    if done.matched:
+        logger.info("replay rule %r: %d replayed, %d not", rule.name, done.succeeded, done.failed)

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..engine.scheduler import once_a_period
 from ..errors import ConfigurationError
-from ..rules.duration import read_duration
+from ..rules.duration import duration_at, read_duration
 from ..store import Document, Filter, Letter, Store, to_json, to_ms
 from . import audit, health
 from .letters import CLAIM_SECONDS
@@ -51,12 +51,7 @@ class Retention:
     archive: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        try:
-            age = read_duration(self.max_age)
-        except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"retention: max_age: {self.max_age!r} {error}") from None
-        if not age:
-            raise ConfigurationError(f"retention: max_age: {self.max_age!r} must be greater than zero")
+        age = duration_at("retention: max_age", self.max_age)
         if type(self.max_count) is not int or self.max_count < 0:
             raise ConfigurationError(
                 f"retention: max_count: {self.max_count!r} must be an integer of at least 0"

@@ -7,6 +7,8 @@ from datetime import timedelta
 
 import isodate
 
+from ..errors import ConfigurationError
+
 #: The pattern of the spec's JSON Schema (section 14).
 PATTERN = r"^P(?!$)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+(\.\d+)?S)?)?$"
 
@@ -50,6 +52,17 @@ def read_duration(value: object) -> timedelta:
     if value < timedelta(0):
         raise ValueError("must not be negative")
     return value
+
+
+def duration_at(place: str, value: object, *, may_be_zero: bool = False) -> timedelta:
+    """Return the duration that a setting has, which stands at a place; raises ConfigurationError."""
+    try:
+        duration = read_duration(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{place}: {value!r} {error}") from None
+    if not (duration or may_be_zero):
+        raise ConfigurationError(f"{place}: {value!r} must be greater than zero")
+    return duration
 
 
 def spoken(seconds: float) -> str:

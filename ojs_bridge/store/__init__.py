@@ -21,6 +21,7 @@ from .protocol import (
     Page,
     Stats,
     Store,
+    counts_of,
     without_password,
 )
 from .records import from_json, from_ms, index_text, matches, to_json, to_ms
@@ -53,6 +54,7 @@ __all__ = [
     "Span",
     "Stats",
     "Store",
+    "counts_of",
     "from_json",
     "from_ms",
     "index_text",
@@ -97,7 +99,7 @@ def open_store(url: str, namespace: str = "ojs", *, patience: float = PATIENCE_S
             f"namespace: {namespace!r} must be 1 to {MAX_NAMESPACE} printable characters"
         )
     if url == MEMORY:
-        return _memory_store(namespace, patience)
+        return _sql_store(url, namespace, patience)
     scheme, _, rest = url.partition("://")
     if scheme in REDIS_SCHEMES:
         return _redis_store(url, namespace, patience)
@@ -115,23 +117,19 @@ def _redis_store(url: str, namespace: str, patience: float) -> Store:
         from .redis import RedisServer, RedisStore
     except ImportError:
         raise _missing(url, "redis-py", "redis") from None
-    return RedisStore(RedisServer(url, namespace, patience=patience))
+    return RedisStore(RedisServer(url, namespace, patience=patience))  # type: ignore[abstract]
 
 
 def _sql_store(url: str, namespace: str, patience: float) -> Store:
     try:
-        from .sql import Database, SQLStore
+        from .sql import Database, MemoryDatabase, SQLStore
     except ImportError:
         raise _missing(url, "SQLAlchemy", "sql") from None
-    return SQLStore(Database(url, namespace, patience=patience))
-
-
-def _memory_store(namespace: str, patience: float) -> Store:
-    try:
-        from .sql import MemoryDatabase, SQLStore
-    except ImportError:
-        raise _missing(MEMORY, "SQLAlchemy", "sql") from None
-    return SQLStore(MemoryDatabase(namespace, patience=patience))
+    if url == MEMORY:
+        database: Database = MemoryDatabase(namespace, patience=patience)
+    else:
+        database = Database(url, namespace, patience=patience)
+    return SQLStore(database)  # type: ignore[abstract]
 
 
 def _missing(url: str, library: str, extra: str) -> ConfigurationError:

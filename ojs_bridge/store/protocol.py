@@ -326,8 +326,8 @@ class Store(Keeping, Burying, Grouping, Parking, Reserving, Documenting, Rating,
     """
 
 
-class StoreOfParts:
-    """A store made of parts, each of which can be read alone: its methods are theirs."""
+class StoreOfParts(Store):
+    """A store made of parts, each of which can be read alone: the methods of each protocol are its part's."""
 
     def __init__(
         self,
@@ -339,37 +339,12 @@ class StoreOfParts:
         documents: Documenting,
         rates: Rating,
     ) -> None:
-        self.prepare, self.schema = whole.prepare, whole.schema
-        self.clock, self.close = whole.clock, whole.close
-
-        self.bury, self.bury_all = letters.bury, letters.bury_all
-        self.keep_errors, self.kept_errors = letters.keep_errors, letters.kept_errors
-        self.forget_errors, self.index_texts = letters.forget_errors, letters.index_texts
-        self.list, self.cursor_after, self.count = letters.list, letters.cursor_after, letters.count
-        self.get, self.letters_beginning = letters.get, letters.letters_beginning
-        self.claim, self.unclaim = letters.claim, letters.unclaim
-        self.delete, self.prune, self.stats = letters.delete, letters.prune, letters.stats
-
-        self.groups, self.group_sizes = groups.groups, groups.group_sizes
-        self.group_older, self.forget_groups = groups.group_older, groups.forget_groups
-
-        self.park, self.unpark = parked.park, parked.unpark
-        self.claim_due, self.claim_parked = parked.claim_due, parked.claim_parked
-        self.unclaim_parked, self.list_parked = parked.unclaim_parked, parked.list_parked
-        self.get_parked, self.parked_beginning = parked.get_parked, parked.parked_beginning
-        self.reschedule, self.cancel_parked = parked.reschedule, parked.cancel_parked
-        self.count_parked = parked.count_parked
-
-        self.reserve, self.extend = reservations.reserve, reservations.extend
-        self.settle, self.release = reservations.settle, reservations.release
-        self.expire, self.expire_before = reservations.expire, reservations.expire_before
-        self.suspect, self.clear = reservations.suspect, reservations.clear
-
-        self.write_document, self.get_document = documents.write_document, documents.get_document
-        self.list_documents, self.count_documents = documents.list_documents, documents.count_documents
-        self.forget_documents = documents.forget_documents
-
-        self.record_rates, self.rates, self.forget_rates = rates.record_rates, rates.rates, rates.forget_rates
+        parts = (whole, letters, groups, parked, reservations, documents, rates)
+        # The last base is Protocol itself.
+        for protocol, part in zip(Store.__bases__[:-1], parts, strict=True):
+            for name in vars(protocol):
+                if not name.startswith("_"):
+                    setattr(self, name, getattr(part, name))
 
 
 def without_password(url: str) -> str:

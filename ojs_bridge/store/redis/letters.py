@@ -9,7 +9,7 @@ import json
 import re
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from operator import add
@@ -200,13 +200,7 @@ class RedisGroups:
     def groups(self, where: Filter, page: GroupPage) -> list[Group]:
         """Return groups: their kinds are counted on the server, and put together here."""
         kinds_of = defaultdict[str, list[Kind]](list)
-        wanted = wanted_kinds(replace(where, group=None))
-
-        def is_wanted(texts: Sequence[str]) -> bool:
-            is_named = where.group in (None, texts[0]) and texts[0] not in page.but
-            return is_named and (wanted is None or wanted(texts[1:]))
-
-        for kind in self._letters.group_index.counts(is_wanted, where.since, where.until):
+        for kind in self._kinds(where, page.but):
             kinds_of[kind[0][0]].append(kind)
         named = sorted(kinds_of, key=lambda name: (_rank(kinds_of[name], page.order), name), reverse=True)
         chosen = named[page.offset : page.offset + page.limit]
@@ -219,16 +213,21 @@ class RedisGroups:
 
     def group_sizes(self, where: Filter) -> Mapping[str, tuple[int, datetime]]:
         """Count the letters of each group: the kinds of a group are put together here."""
-        wanted = wanted_kinds(replace(where, group=None))
-
-        def is_wanted(texts: Sequence[str]) -> bool:
-            return where.group in (None, texts[0]) and (wanted is None or wanted(texts[1:]))
-
         sizes: dict[str, tuple[int, datetime]] = {}
-        for texts, count, _, last in self._letters.group_index.counts(is_wanted, where.since, where.until):
+        for texts, count, _, last in self._kinds(where):
             known, newest = sizes.get(texts[0], (0, time_of(last)))
             sizes[texts[0]] = known + count, max(newest, time_of(last))
         return sizes
+
+    def _kinds(self, where: Filter, but: Collection[str] = ()) -> Iterator[Kind]:
+        """Return the kinds of a filter's letters, without some groups; the first text is the fingerprint."""
+        wanted = wanted_kinds(replace(where, group=None))
+
+        def is_wanted(texts: Sequence[str]) -> bool:
+            is_named = where.group in (None, texts[0]) and texts[0] not in but
+            return is_named and (wanted is None or wanted(texts[1:]))
+
+        return self._letters.group_index.counts(is_wanted, where.since, where.until)
 
     def _group(
         self,

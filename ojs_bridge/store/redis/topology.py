@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import redis
@@ -23,34 +23,25 @@ Options: TypeAlias = Mapping[str, Any]
 Host: TypeAlias = tuple[str, int]
 
 
-class Topology(Protocol):
-    """The servers behind a URL."""
-
-    options: Options
-
-    def find(self) -> Options:
-        """Return the options of a connection to the server that has the keys; raises ConnectionError."""
-
-
-class OneServer:
-    """One server, or a name that leads to it."""
+class Topology:
+    """The servers behind a URL: here one server, or a name that leads to it."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
 
     def find(self) -> Options:
-        """Return the options of the URL."""
+        """Return the options of a connection to the server that has the keys; raises ConnectionError."""
         return self.options
 
 
-class Several:
+class Several(Topology):
     """Servers of which each can name the one that has the keys.
 
     Each time another one is asked first, because one that is cut off from the others names the wrong one.
     """
 
     def __init__(self, options: Options, hosts: Sequence[Host]) -> None:
-        self.options = options
+        super().__init__(options)
         self._hosts = [*hosts]
 
     def find(self) -> Options:
@@ -126,7 +117,7 @@ def topology_of(url: str, patience: float, slot: int) -> Topology:
     scheme, _, rest = url.partition("://")
     kind = scheme.partition("+")[2]
     if not kind:
-        return OneServer(_options(url, f"{REDIS_SCHEMES[scheme]}://{rest}", patience))
+        return Topology(_options(url, f"{REDIS_SCHEMES[scheme]}://{rest}", patience))
     user, at, servers = rest.rpartition("@")
     if re.search("[/?#]", user):
         raise _wrong(url, "write the password with %2F, %3F and %23 for /, ? and #")

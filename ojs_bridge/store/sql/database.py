@@ -144,8 +144,10 @@ class Database:
         self._preparing = _Lock(threading.Lock(), self._busy_seconds, self.shown)
 
     def prepare(self) -> None:
-        """Create the tables that are not there; raises StoreError for a store of a newer version."""
+        """Create the tables that are not there, once; raises StoreError for a store of a newer version."""
         self._be_ours()
+        if self._prepared:
+            return
         with self._preparing:
             if not self._prepared:
                 if self._version() != SCHEMA_VERSION:
@@ -233,12 +235,6 @@ class Database:
                 changed += connection.execute(statement.where(ours, column.in_(batch))).rowcount
         return changed
 
-    def get_ready(self) -> None:
-        """Prepare the store, unless this process has done so."""
-        self._be_ours()
-        if not self._prepared:
-            self.prepare()
-
     def has(self, name: str) -> bool:
         """Return whether the store, which is ready, has a later table, or the groups' column."""
         return name not in self._lacks
@@ -295,7 +291,7 @@ class Database:
     def _opened(self) -> Iterator[None]:
         """Use the store; raises StoreError."""
         if not self._prepared or self._pid != os.getpid():
-            self.get_ready()
+            self.prepare()
         try:
             with self._in_use:
                 try:

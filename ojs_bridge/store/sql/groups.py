@@ -49,7 +49,7 @@ class SQLGroups:
 
     def groups(self, where: Filter, page: GroupPage) -> list[Group]:
         """Return groups; the deaths of those on the page are counted."""
-        self._db.get_ready()
+        self._db.prepare()
         if not self._db.has(FAULT.name):
             raise StoreError(
                 f"the store {self._db.shown!r} has no groups: it lacks a column, and the log says why"
@@ -168,7 +168,7 @@ class SQLGroups:
 
     def group_sizes(self, where: Filter) -> Mapping[str, tuple[int, datetime]]:
         """Count the letters of each group."""
-        self._db.get_ready()
+        self._db.prepare()
         if not self._db.has(FAULT.name):
             return {}
         query = sa.select(_c.fault, sa.func.count(), sa.func.max(_c.discarded_ms)).group_by(_c.fault)
@@ -228,7 +228,7 @@ class SQLGroups:
 
     def group_older(self) -> Iterator[int]:
         """Add the column and the indexes that are missing, and fill in the fingerprints."""
-        self._db.get_ready()
+        self._db.prepare()
         if not self._db.has(FAULT.name):
             self._db.grow(at_once=True)
         self._db.replace_indexes()

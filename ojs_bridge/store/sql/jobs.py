@@ -181,7 +181,7 @@ class SQLReservations:
 
     def suspect(self, family: str, *, gone: bool) -> timedelta | None:
         """Return for how long a family has been suspected; without its table it never is."""
-        self._db.get_ready()
+        self._db.prepare()
         if not self._db.has(tables.suspects.name):
             return None
         now_ms = to_ms(self._db.clock())

@@ -58,12 +58,12 @@ class SQLTexts:
 
     def are_kept(self) -> bool:
         """Return whether the store has the index."""
-        self._db.get_ready()
+        self._db.prepare()
         return self._db.has(texts.name)
 
     def index_texts(self, text_of: Callable[[Letter], str | None], /) -> Iterator[int]:
         """Delete the texts of letters that are gone; write those that are missing, the newest first."""
-        self._db.get_ready()
+        self._db.prepare()
         yield from self._forget_strays()
         ours, cursor = PLACES.where(_c.namespace == self._db.namespace), None
         while self._db.has(texts.name):

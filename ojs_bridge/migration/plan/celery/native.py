@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from types import FunctionType, MethodType
 from typing import Any
@@ -48,23 +48,6 @@ _BEFORE = frozenset(("__init__", "__new__", "__init_subclass__", "bind", "on_bou
 #: Functions that set, or only read, an attribute by its name.
 _SETTING = frozenset(("setattr", "delattr", "vars", "__dict__"))
 _REFLECTION = _SETTING | frozenset(("getattr", "methodcaller", "attrgetter"))
-
-
-@dataclass(slots=True)
-class Code:
-    """A task's calls of `self.retry`, and the lines that leave retries open."""
-
-    #: Lines that may ask for a retry.
-    open: list[Open] = field(default_factory=list)
-    #: Lines that may change the number or the waits of retries.
-    of_retries: list[Open] = field(default_factory=list)
-    #: The first run.
-    way: Way = field(default_factory=Way)
-
-    @property
-    def asks(self) -> list[Ask]:
-        """The calls of `self.retry` in the first run."""
-        return [*self.way.asks.values()]
 
 
 class Fleet:
@@ -171,30 +154,29 @@ def _heard(app: Celery) -> Iterator[FunctionType]:
         yield from (function for cls in step.__mro__ for _, function in methods(cls))
 
 
-def read_code(fleet: Fleet, task: Task) -> Code:
-    """Read the functions that a worker runs for a task."""
-    code = Code(open=[*fleet.signals], way=fleet.ways[task.name])
-    functions = wrapped(_run(task))
+def _open_lines(fleet: Fleet, task: Task) -> tuple[list[Open], list[Open]]:
+    """Return the lines that may ask for a retry of a task, and those that may change its retries."""
+    way, functions = fleet.ways[task.name], wrapped(_run(task))
+    opened, of_retries = [*way.open, *fleet.signals], list[Open]()
     if not functions:
-        code.open.append(Open(task.name, "what it runs is no function of the project, and is not read"))
-    code.open[:0] = code.way.open
-    for function in dict.fromkeys((*code.way.read, *functions)):
-        understood = code.way.read.get(function)
-        code.open += fleet.askers.signs(function, understood or ())
+        opened.append(Open(task.name, "what it runs is no function of the project, and is not read"))
+    for function in dict.fromkeys((*way.read, *functions)):
+        understood = way.read.get(function)
+        opened += fleet.askers.signs(function, understood or ())
         guards = fleet.guards.signs(function, understood or ())
         # Of a function that was followed, the questions are known.
         words = mentions(function.__code__)
         is_own = [place(function, x.line) for x in words if x.word == "retries" and x.kind != "text"]
-        code.of_retries += guards if understood is None else [x for x in guards if x.where not in is_own]
+        of_retries += guards if understood is None else [x for x in guards if x.where not in is_own]
     for name, function in _hooks(task):
-        code.open += fleet.askers.signs(function)
+        opened += fleet.askers.signs(function)
         if name in _INSTEAD and not (name == "__call__" and only_calls(task, function)):
-            code.of_retries.append(Open(place(function), f"its own {name} may change its retries"))
-    code.of_retries += fleet.setters_of(task)
+            of_retries.append(Open(place(function), f"its own {name} may change its retries"))
+    of_retries += fleet.setters_of(task)
     request = task.Request if isinstance(task.Request, str) else task.Request.__module__
     if request.split(".")[0] not in ("celery", "ojs_bridge"):
-        code.open.append(Open(task.name, f"its own Request, of {request}, is not read"))
-    return code
+        opened.append(Open(task.name, f"its own Request, of {request}, is not read"))
+    return opened, of_retries
 
 
 def _way(task: Task, retries: int) -> Way:
@@ -250,20 +232,21 @@ class Reading:
 
 def read(fleet: Fleet, task: Task) -> Reading:
     """Read a task's options and its code; nothing is run."""
-    code = read_code(fleet, task)
-    runs = [*_limits(task, code.asks)]
-    opened = [*code.open, *(code.of_retries if runs else ())]
+    asks = [*fleet.ways[task.name].asks.values()]
+    runs = [*_limits(task, asks)]
+    opened, of_retries = _open_lines(fleet, task)
+    opened += of_retries if runs else ()
     if autoretries(task) and retry_kwargs(task).get("eta"):
         opened.append(
             Open(task.name, "retry_kwargs has an eta: the wait depends on when a retry is asked for")
         )
     if len({*runs}) > 1:
-        opened.append(Open(code.asks[-1].where, "its limit is not that of other retries"))
+        opened.append(Open(asks[-1].where, "its limit is not that of other retries"))
     if not opened and runs:
         ways = fleet.ways_of(task)
         limit, opened = _limit(task, runs[0], ways)
         if not opened:
-            return _retried_task(task, code.asks, limit, ways)
+            return _retried_task(task, asks, limit, ways)
     if opened:
         return Reading(task, NativeRetries.unknown(), open=once(opened))
     return Reading(task, _native(task, (), 1, _constant(task, 0)))

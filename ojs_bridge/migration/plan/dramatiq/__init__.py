@@ -21,7 +21,7 @@ from ....bridge import Bridge
 from ....config.policies import EntryFields
 from ....dramatiq import install
 from ....dramatiq.actors import OF_RETRIES, options_as_policy
-from ....dramatiq.brokers import PATIENCE, is_broker, is_redis
+from ....dramatiq.brokers import PATIENCE, is_broker, is_rabbitmq, is_redis
 from ....dramatiq.compat import settings_of
 from ....engine.layers import in_ojs
 from ....errors import ConfigurationError
@@ -126,16 +126,12 @@ def _grave(actor: Actor[..., Any], broker: Broker) -> str:
     queue = f"it goes to the dead queue {xq_name(actor.queue_name)}"
     if is_redis(broker):
         return f"{queue}, which keeps it for {spoken(broker.dead_message_ttl / 1000)}"  # type: ignore[attr-defined]
-    if _is_rabbitmq(broker):
+    if is_rabbitmq(broker):
         ttl = sys.modules["dramatiq.brokers.rabbitmq"].DEAD_MESSAGE_TTL
         return f"{queue}, which keeps it for {spoken(ttl / 1000)}"
     if is_broker(broker, "stub", "StubBroker"):
         return f"{queue}, in this process's memory"
     return f"{type(broker).__name__} hears that it has failed, and treats it in its own way"
-
-
-def _is_rabbitmq(broker: Broker) -> bool:
-    return is_broker(broker, "rabbitmq", "RabbitmqBroker")
 
 
 def _policy(settings: Settings) -> dict[str, Any]:
@@ -206,13 +202,13 @@ def _of_waits(settings: Settings, native: NativeRetries, broker: Broker) -> Iter
         memory = (
             "unacknowledged in a worker's memory, and RabbitMQ takes it back after its consumer_timeout, "
             f"{spoken(_LONG)} by default, again and again (from RabbitMQ 4.3 on, on quorum queues only)"
-            if _is_rabbitmq(broker)
+            if is_rabbitmq(broker)
             else "in a worker's memory, where it is delayed or stranded if the broker or the worker goes away"
         )
         text = f"a retry may wait {spoken(longest)}, all the time {memory}; with a store the bridge parks it"
         yield Hazard("long-delays", text)
     limit = _over(broker, settings, TimeLimit, "time_limit") or math.inf
-    if _is_rabbitmq(broker) and limit / 1000 > _LONG:
+    if is_rabbitmq(broker) and limit / 1000 > _LONG:
         yield Hazard(
             "over-run",
             f"a run may take longer than RabbitMQ's consumer_timeout, {spoken(_LONG)} by default (from "
