@@ -125,10 +125,8 @@ def shown_exception(raised: BaseException, wish: Wish | None) -> Exception:
 
 def is_the_tasks_own(exc: BaseException, task: Task, request: Any) -> bool:
     """Return whether the task itself raised this, and not Celery's pool, to end it."""
-    if isinstance(exc, (WorkerShutdown, WorkerTerminate)):
-        return False
     if isinstance(exc, SystemExit):
-        return not _pool_ends_the_process()
+        return not _is_aimed(exc)
     if isinstance(exc, Exception) or not type(exc).__module__.startswith(_GREEN):
         return True
     # A task may use timeouts itself; the pool has one only for a hard time limit.
@@ -149,17 +147,15 @@ def undisturbed() -> Iterator[None]:
         signal.signal(_SOFT_TIMEOUT, before or signal.SIG_DFL)
 
 
-def _pool_ends_the_process() -> bool:
-    """Return whether billiard may have raised SystemExit, to end a terminated child."""
-    fired = compat.terminate_handler_fired(common, None)
-    # An older billiard does not say so; only its child processes end this way.
-    return bool(fired()) if fired else current_process().name != "MainProcess"
-
-
 def _is_aimed(exc: BaseException) -> bool:
     """Return whether Celery or its pool raises this from outside, to end what the thread does."""
+    if isinstance(exc, (WorkerShutdown, WorkerTerminate)):
+        return True
     if isinstance(exc, SystemExit):
-        return isinstance(exc, (WorkerShutdown, WorkerTerminate)) or _pool_ends_the_process()
+        # Billiard may have raised it, to end a terminated child.
+        fired = compat.terminate_handler_fired(common, None)
+        # An older billiard does not say so; only its child processes end this way.
+        return bool(fired()) if fired else current_process().name != "MainProcess"
     if isinstance(exc, Exception):
         return isinstance(exc, SoftTimeLimitExceeded)
     return type(exc).__module__.startswith(_GREEN)

@@ -69,12 +69,7 @@ class CeleryPublisher:
         kept = wire.from_json(letter.message)
         if override.args is not None or override.kwargs is not None:
             kept = _with_arguments(kept, letter, override)
-        changes: dict[str, Any] = {
-            **(override.meta or {}),
-            "retries": 0,
-            "eta": None,
-            HEADER: header.text,
-        }
+        changes: dict[str, Any] = {**(override.meta or {}), "retries": 0, "eta": None, HEADER: header.text}
         expires = wire.time_in(self._app, kept.headers.get("expires"))
         if expires and expires <= self._bridge.engine.now():
             changes["expires"] = None

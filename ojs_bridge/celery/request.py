@@ -36,6 +36,7 @@ class OJSRequest(Request):  # type: ignore[misc]
 
     _ojs_settled = False
     _ojs_held_at = 0.0
+    _ojs_cancelled = False
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
@@ -43,8 +44,19 @@ class OJSRequest(Request):  # type: ignore[misc]
         parts = carried(message, self.body, options.get("headers"), self.app)
         self.request_dict["properties"] = {**self.request_dict["properties"], KEY: parts}
 
+    def cancel(self, *args: Any, **options: Any) -> None:
+        """End the run, and leave the message to the broker; green pools take a killed run for a success."""
+        self._ojs_cancelled = True
+        try:
+            super().cancel(*args, **options)
+        except BaseException:
+            self._ojs_cancelled = False
+            raise
+
     def acknowledge(self) -> None:
         """Acknowledge the message; if it surely has no copy, the store can forget its reservation."""
+        if self._ojs_cancelled:
+            return
         super().acknowledge()
         try:
             headers = self.request_dict

@@ -398,8 +398,7 @@ class TaskRun:
     def publish(self, message: sending.Outgoing, at: datetime) -> None:
         """Publish a message, which is due at a time."""
         self.engine.context.storage_retry.run(
-            lambda: sending.publish(self._task.app, message, self.engine.now(), at),
-            retry_on=self.unreachable,
+            lambda: sending.publish(self._task.app, message, self.engine.now(), at), retry_on=self.unreachable
         )
 
     def leave(self, settlement: Settlement[sending.Outgoing]) -> None:

@@ -25,7 +25,7 @@ from .brokers import (
     redis_errors,
     redis_outages,
 )
-from .delivery import ENDING, NATIVE, Delivery, Exit, delivery_of
+from .delivery import DELAYED_AS, ENDING, NATIVE, Delivery, Exit, delivery_of, publication
 from .on_redis import Acknowledgements, Hands, enrich, forget, replace_on
 from .receiving import Wake, readable, sound, taking
 from .translate import bare_job, encodable
@@ -176,6 +176,8 @@ class SettlingConsumer(Consumer):
                 message.ojs_delivery = Delivery(self._inner, time.monotonic())  # type: ignore[attr-defined]
             elif self._takes and not self._hands.take(message, is_delayed=self._is_delayed):
                 return None
+            if self._is_delayed:
+                compat.message_in(message).options[DELAYED_AS] = publication(message)
         return message
 
     def stop_fetching(self) -> None:

@@ -55,6 +55,10 @@ class Exit(enum.Enum):
 #: The attribute of a message that holds the bytes that it came as.
 _DELIVERED = "ojs_delivered"
 
+#: The option that keeps the publication of a message that was delayed. If its worker dies before the delayed
+#: message is acknowledged, it goes to its queue a second time, and is a copy there.
+DELAYED_AS = "ojs_delayed_as"
+
 #: Looked up once, because enumerations are slow and every job comes by here.
 NATIVE, HOLD, UNBEGUN, ENDING = Exit.NATIVE, Exit.HOLD, Exit.UNBEGUN, Exit.ENDING
 
@@ -154,9 +158,10 @@ def is_dropped(message: MessageProxy) -> bool:
 
 def publication(message: MessageProxy) -> str:
     """Return an id that tells a job's messages apart at its first run; "" where RabbitMQ cannot tell."""
-    if redis_id := message_in(message).options.get(REDIS_ID):
-        return str(redis_id)
-    return "" if getattr(message, redelivered.name, None) else str(uuid.uuid4())
+    options = message_in(message).options
+    if redis_id := options.get(REDIS_ID):
+        return str(options.get(DELAYED_AS, redis_id))
+    return "" if getattr(message, redelivered.name, None) else str(options.get(DELAYED_AS, uuid.uuid4()))
 
 
 class Ending:

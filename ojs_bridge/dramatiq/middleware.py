@@ -34,7 +34,7 @@ from .compat import (
 )
 from .consumer import SettlingConsumer, wrap
 from .dead_queues import DramatiqDeadQueues
-from .delivery import keep_what_is_delivered
+from .delivery import DELAYED_AS, keep_what_is_delivered
 from .holding import Holding
 from .on_redis import present
 from .publishing import SENT, WISHING, DramatiqPublisher, add_headers, carry_wishes, sending_on, tell_apart
@@ -177,6 +177,8 @@ class OJSRetries(Retries):
             self._sending.within = message.message_id, sending
         if HEADER in message.options and self.bridge.store:
             tell_apart(message)
+        if DELAYED_AS in message.options and not isinstance(threading.current_thread(), ConsumerThread):
+            del message.options[DELAYED_AS]
         if WISHING.isdisjoint(message.options):
             return
         if isinstance(threading.current_thread(), ConsumerThread):
@@ -201,12 +203,7 @@ class OJSRetries(Retries):
         self._runs.skip(message)
 
     def after_process_message(
-        self,
-        broker: Broker,
-        message: Any,
-        *,
-        result: Any = None,
-        exception: BaseException | None = None,
+        self, broker: Broker, message: Any, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
         """Judge the outcome, and carry the decision out."""
         if not self._runs.end(broker, message, exception):
@@ -291,12 +288,7 @@ class FirstToHear(Middleware):
         self._check = check
 
     def after_process_message(
-        self,
-        broker: Broker,
-        message: Any,
-        *,
-        result: Any = None,
-        exception: BaseException | None = None,
+        self, broker: Broker, message: Any, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
         """Check a job that succeeded; TakenOver keeps the other middleware from hearing of it."""
         if exception is None:

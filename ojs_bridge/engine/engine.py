@@ -199,11 +199,7 @@ class Engine:
             return begun
         if reserve:
             begun = self.reservations.reserve(
-                admitted,
-                _sender(job, bare, publication),
-                can_wait=can_wait,
-                wait=wait,
-                gone=redelivered,
+                admitted, _sender(job, bare, publication), can_wait=can_wait, wait=wait, gone=redelivered
             )
         if isinstance(begun, Run) and begun.job.operation:
             self.settling.tell_operation(begun.job, None)

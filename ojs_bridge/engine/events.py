@@ -28,6 +28,8 @@ logger = logging.getLogger("ojs_bridge")
 
 #: The largest number of events that wait for the listeners.
 MAX_WAITING = 10_000
+#: The seconds between two looks at whether the listeners have heard all events.
+_FLUSH_PAUSE = 0.005
 #: Where events come from: `ojs://{service}/workers/{instance}`.
 SOURCE = f"ojs://ojs-bridge/workers/{socket.gethostname()}"
 
@@ -263,12 +265,11 @@ class Dispatcher:
         if self._pid != os.getpid():
             return True
         deadline = time.monotonic() + seconds
-        with self._queue.all_tasks_done:
-            while self._queue.unfinished_tasks:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                self._queue.all_tasks_done.wait(left)
+        # The queue of a green worker is gevent's, and has no condition to wait for.
+        while self._queue.unfinished_tasks:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_FLUSH_PAUSE)
         return True
 
     def start(self) -> None:

@@ -19,8 +19,9 @@ from .forks import starting
 
 logger = logging.getLogger("ojs_bridge")
 
-#: The length of the name of a family in the names of its processes.
-FAMILY = 8
+#: The length of the name of a family in the names of its processes, and how it begins. The names of an
+#: earlier release do not begin so, and its workers end no suspicion.
+FAMILY, _CLEARS = 8, "w"
 #: How often a reservation is extended before it runs out.
 BEATS = 3
 #: How often, in seconds, a process that holds reservations ends a suspicion that it is dead.
@@ -48,10 +49,9 @@ def has_ended(process: int) -> bool:
     """Return whether a process of this machine has ended."""
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass  # It is another user's, and lives.
+    except OSError as error:
+        # Another user's process lives.
+        return isinstance(error, ProcessLookupError)
     return False
 
 
@@ -71,7 +71,7 @@ class Heartbeat:
         self._length = length
         self._clock = clock
         #: The forks of one process share it: they are on one machine, and see each other's process numbers.
-        self.family = uuid.uuid4().hex[:FAMILY]
+        self.family = f"{_CLEARS}{uuid.uuid4().hex}"[:FAMILY]
         self._pid = 0
         #: The name under which this process holds reservations.
         self.holder = ""
@@ -155,7 +155,8 @@ class Heartbeat:
         With `gone`, the broker has lost its connection to the holder. A holder that lives ends a suspicion
         with its next beat.
         """
-        suspected = self._store.suspect(_family_of(holder), gone=gone)
+        family = _family_of(holder)
+        suspected = self._store.suspect(family, gone=gone) if family.startswith(_CLEARS) else None
         if suspected is None:
             return None
         # Before that time the holder could not end the suspicion, either.

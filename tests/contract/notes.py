@@ -48,6 +48,8 @@ class Settings:
     heard: bool = True
     insist: int = 5
     soft_shutdown: float = 0
+    #: Whether Celery ends the jobs whose connection is lost.
+    cancels: bool = False
     #: Seconds after which a message that waits in its worker is published anew.
     longest_wait: float = 600
     #: Seconds after which the store forgets what surely has no copy.

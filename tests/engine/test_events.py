@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import multiprocessing
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -318,6 +319,30 @@ def test_events_are_heard_in_order() -> None:
         dispatcher.emit(numbered(n, n + 3))
     assert dispatcher.flush(30)
     assert one.types == two.types == [str(n) for n in range(3000)]
+
+
+GREEN = """
+from gevent import monkey
+
+monkey.patch_all()
+
+import time
+from datetime import datetime, timezone
+from ojs_bridge import Event
+from ojs_bridge.engine.events import Dispatcher
+
+heard = []
+dispatcher = Dispatcher([lambda event: (time.sleep(0.2), heard.append(event.type))])
+dispatcher.emit([Event("1", "j-1", datetime.now(timezone.utc), {})])
+print(dispatcher.flush(0.01), dispatcher.flush(30), heard)
+"""
+
+
+def test_a_green_process_waits_for_its_last_events() -> None:
+    """Its queues are those of gevent."""
+    command = [sys.executable, "-c", GREEN]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout == "False True ['1']\n", done.stderr
 
 
 @pytest.mark.parametrize("error", [ValueError("boo"), SystemExit(1), KeyboardInterrupt()])

@@ -80,6 +80,7 @@ def make_app(settings: Settings, results: str = "") -> Celery:
         # On a loaded machine a child starts slowly: after the usual 4 s Celery 5.4 fails an assertion.
         worker_proc_alive_timeout=60,
         task_queues=queues_of(settings),
+        worker_cancel_long_running_tasks_on_connection_loss=settings.cancels,
     )
     if settings.soft_shutdown:
         app.conf.worker_soft_shutdown_timeout = settings.soft_shutdown

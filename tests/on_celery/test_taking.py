@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 import kombu
 import pytest
 import redis
+from celery.concurrency.gevent import TaskPool
 from kombu import Consumer, Message
 
 from ojs_bridge.celery import taking
@@ -20,7 +22,7 @@ from ojs_bridge.celery.on_redis import give_back_strays
 from ojs_bridge.celery.taking import take_safely
 from tests.contract.steps import sleeps
 from tests.on_celery.fleet import Fleet
-from tests.servers import Valkey, eventually
+from tests.servers import Proxy, Valkey, eventually
 
 
 @pytest.fixture
@@ -162,6 +164,23 @@ def test_what_a_worker_has_not_begun_when_redis_dies_is_there_when_redis_is_back
         # The oldest Celery does not acknowledge the job that ran when the connection was lost.
         eventually(lambda: waiting(fleet) <= 1, what="the acknowledgements")
         assert [len(fleet.runs(job)) for job in jobs] == [1] * len(jobs)
+
+
+@pytest.mark.skipif("terminate_job" not in vars(TaskPool), reason="this Celery's green pools end no run")
+def test_a_job_that_is_cancelled_with_its_connection_is_there_when_redis_is_back(
+    fleet: Fleet, valkey: Valkey
+) -> None:
+    """A green pool calls a greenlet that was killed a success, and Celery acknowledges its message."""
+    with Proxy(valkey.port) as proxy:
+        far = replace(fleet.settings, broker=proxy.to(fleet.settings.broker), cancels=True).to_env()
+        fleet.start("-P", "gevent", "-c", "4", env=far).await_ready()
+        jobs = [fleet.send("act", sleeps(60), "ok") for _ in range(4)]
+        eventually(lambda: all(map(fleet.runs, jobs)), what="their first runs")
+        proxy.cut()
+        eventually(lambda: fleet.worker.log.count("Terminating it instead") == len(jobs), what="their ends")
+        proxy.mend()
+        assert {fleet.end(job) for job in jobs} == {"SUCCESS"}
+        assert [[run.attempt for run in fleet.runs(job)] for job in jobs] == [[1, 1]] * len(jobs)
 
 
 @pytest.fixture

@@ -12,10 +12,13 @@ from typing import Any
 import dramatiq
 import pytest
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
+from dramatiq.common import dq_name
 
+from ojs_bridge.dramatiq.delivery import DELAYED_AS
+from ojs_bridge.messages import OWN_META
 from tests.on_dramatiq.conftest import url_of
 from tests.on_dramatiq.fleet import Fleet, broker_of
-from tests.servers import RabbitMQ, eventually
+from tests.servers import RabbitMQ, Valkey, eventually
 
 #: A loaded machine may hold a heartbeat up for some seconds.
 RESERVATION = timedelta(seconds=6)
@@ -83,5 +86,32 @@ def test_a_message_that_a_user_sends_twice_runs_twice(
     with fleet.working():
         eventually(lambda: len(fleet.runs["key"]) == 1)
         broker.enqueue(message)
+        eventually(lambda: len(fleet.runs["key"]) == 2)
+    broker.close()
+
+
+def test_a_delayed_message_whose_worker_died_as_it_came_due_runs_once(
+    valkey: Valkey, unique: str, tmp_path: Path
+) -> None:
+    """Dramatiq first puts it into its queue, and acknowledges the delayed message later."""
+    broker: Any = broker_of("redis", valkey.url, unique)
+    fleet = Fleet(broker, unique, store=f"sqlite:///{tmp_path}/ojs.db")
+    delayed = dq_name(unique)
+    list_key, messages_key = f"{unique}:{delayed}", f"{unique}:{delayed}.msgs"
+    message = fleet.actor(lambda n: None).message("key")
+    broker.enqueue(message, delay=100)
+    kept = broker.client.hgetall(messages_key)
+    assert len(kept) == 1
+    with fleet.working():
+        eventually(lambda: len(fleet.runs["key"]) == 1 and not fleet.left())
+        # What another worker does for the dead one.
+        broker.client.hset(messages_key, mapping=kept)
+        broker.client.rpush(list_key, *kept)
+        eventually(lambda: not broker.client.exists(messages_key, list_key), what="a copy in the queue")
+        eventually(lambda: not fleet.left())
+        assert len(fleet.runs["key"]) == 1
+        # No operator sees the note, and a user who sends it again has another job.
+        assert DELAYED_AS in OWN_META
+        broker.enqueue(message, delay=100)
         eventually(lambda: len(fleet.runs["key"]) == 2)
     broker.close()
