@@ -132,7 +132,7 @@ class Bell:
         self.connection = compat.client_connection(self._client)
         self._number = self._client.client_id()
         self._cycle = channel.connection.cycle
-        self.qos, self.handlers = self, {"BELL": self._hear}
+        self.qos, self.handlers = self, {"BELL": self.hear}
         #: Whether it rings for the channel's connection, which may be another one later.
         self.is_set = False
         self.rang = False
@@ -157,7 +157,8 @@ class Bell:
         """Return True: kombu's poller asks before it lets a channel read."""
         return True
 
-    def _hear(self, *_: str) -> None:
+    def hear(self, *_: str) -> None:
+        """Read all that Redis has told; kombu's poller calls it."""
         self.rang = True
         while self.connection.can_read(timeout=0):
             self.connection.read_response(push_request=True)
