@@ -264,7 +264,7 @@ class Taking:
         flaw: object = "it rings no bell"
         try:
             self._ojs_bell = bell = self._ojs_bell or Bell(self)
-            if bell.is_set or bell.set(connection, f"{keys_of(self)[2]}_bell"):
+            if bell.is_set or bell.set(connection, f"{keys_of(self)[2]}:bell"):
                 return bell
         except self.ResponseError as error:
             flaw = error
