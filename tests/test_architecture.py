@@ -39,10 +39,10 @@ WALKS = {
 }
 #: The most of each size today, and the goal.
 SIZES = {
-    "files in celery": 18,  # 16
+    "files in celery": 19,  # 16
     "files in dramatiq": 15,  # 14
-    "files": 149,  # 150
-    "lines of code": 20_757,  # 16,500
+    "files": 150,  # 150
+    "lines of code": 20_771,  # 16,500
     "private functions of up to three lines that are called once": 54,  # 60
     "functions of more than 60 lines": 0,
     "files of more than 450 lines": 0,

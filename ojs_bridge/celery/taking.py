@@ -23,7 +23,7 @@ from contextlib import suppress
 from importlib.resources import files
 from itertools import islice
 from queue import Empty
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from celery import Celery
 from kombu.transport.virtual import QoS
@@ -33,6 +33,7 @@ from kombu.utils.scheduling import priority_cycle, round_robin_cycle
 
 from ..engine.presence import present_key, text_of
 from . import compat
+from .bell import Bell
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -40,13 +41,13 @@ logger = logging.getLogger("ojs_bridge")
 _REST_SECONDS = 1.0
 #: Seconds that it waits at one queue before it looks at all, priorities included, if Redis rings no bell.
 _WAIT_SECONDS = 0.5
-#: Seconds in which Redis rings a bell that is tried.
-_RING_SECONDS = 1.0
 #: The codes of errors that pass: a master without replicas takes no writes, a replica waits for no message.
 _PASSING = ("NOREPLICAS", "UNBLOCKED")
 #: How servers say that a user may not run a command, or that a script may not for this user.
 _DENIED = ("permission", "executing the script")
 
+#: A step in which a worker asks Redis for messages.
+Step: TypeAlias = Literal["take", "listen", "wait"]
 #: The most messages that a worker takes, and acknowledges, in one step.
 _MOST = 100
 
@@ -72,6 +73,12 @@ def client_of(channel: Any) -> Any:
 
         client = channel._ojs_client = Redis(connection_pool=channel.pool)
     return client
+
+
+def _take_keys(channel: Any) -> tuple[str, ...]:
+    """Return the keys of the script that takes messages, but for the queues' lists."""
+    keys = keys_of(channel)
+    return *keys, present_key(keys[0]), f"{keys[0]}_ojs_listeners"
 
 
 def keys_of(channel: Any) -> tuple[str, str, str]:
@@ -117,75 +124,18 @@ def _taking(channel: Any) -> Any:
     return type(channel.__name__, (Taking, channel), own)
 
 
-class Bell:
-    """Rings when a list changes that a channel has found empty, by what Redis calls client tracking.
-
-    Redis tells a second connection when a key changes that the channel's own connection has asked to be told
-    of. Kombu's poller takes the bell for a channel with that second connection.
-    """
-
-    def __init__(self, channel: Any) -> None:
-        from redis import Redis
-
-        # Its own object, or redis-py would give the connection back to the pool.
-        self._client = Redis(connection_pool=channel.pool, single_connection_client=True)
-        self.connection = compat.client_connection(self._client)
-        self._number = self._client.client_id()
-        self._cycle = channel.connection.cycle
-        self.qos, self.handlers = self, {"BELL": self.hear}
-        #: Whether it rings for the channel's connection, which may be another one later.
-        self.is_set = False
-        self.rang = False
-        self._say(self.connection, "SUBSCRIBE", "__redis__:invalidate")
-        compat.register(self._cycle)(self, self, "BELL")
-
-    def set(self, connection: Any, key: str) -> bool:
-        """Let it ring for a connection; return whether it rings when a key is tried."""
-        self._say(connection, "CLIENT", "TRACKING", "ON", "REDIRECT", self._number, "OPTIN")
-        self._say(connection, "CLIENT", "CACHING", "YES")
-        self._say(connection, "EVAL", "return redis.call('LINDEX', KEYS[1], -1)", 1, key)
-        self._say(connection, "RPUSH", key, "")
-        self._say(connection, "DEL", key)
-        self.is_set = self.connection.can_read(timeout=_RING_SECONDS)
-        return self.is_set
-
-    def _say(self, connection: Any, *words: object) -> None:
-        compat.send_command(connection)(*words)
-        connection.read_response(push_request=True)
-
-    def can_consume(self) -> bool:
-        """Return True: kombu's poller asks before it lets a channel read."""
-        return True
-
-    def hear(self, *_: str) -> None:
-        """Read all that Redis has told; kombu's poller calls it."""
-        self.rang = True
-        while self.connection.can_read(timeout=0):
-            self.connection.read_response(push_request=True)
-
-    def close(self) -> None:
-        """Ring no more."""
-        compat.unregister(self._cycle)(self, self, "BELL")
-        owners = compat.fd_to_chan(self._cycle)
-        for descriptor in [fd for fd, (owner, _) in owners.items() if owner is self]:
-            del owners[descriptor]
-        self.connection.disconnect()
-
-
 class Taking:
     """Mixed into kombu's Redis channel; on a server without BLMOVE the channel works as kombu's."""
 
     #: Whether the worker's loop goes on while messages wait for it; then many travel in one step.
     ojs_gathers = False
-    #: Whether the queues were empty when a message was last asked for.
-    _ojs_idle = False
-    #: Whether the answer that is awaited is that of the command that only waits for a message.
-    _ojs_waiting = False
+    #: What the awaited answer is of, and what comes next: "take" messages, "listen" for some while there are
+    #: none, or "wait" for one at one queue.
+    _ojs_step: Step = "take"
+    _ojs_next: Step = "take"
     _ojs_waits = 0
     #: None before it is needed, False on a server that rings none.
     _ojs_bell: Bell | Literal[False] | None = None
-    #: Whether the bell rings if one of the queues changes that the awaited answer finds empty.
-    _ojs_listening = False
     #: Whether the bell is waited for, and until when.
     _ojs_resting = False
     _ojs_rest_ends = 0.0
@@ -224,7 +174,7 @@ class Taking:
         """End a consumer; with the last one, what was asked for goes back: jobs may run for long."""
         result = super().basic_cancel(consumer_tag)  # type: ignore[misc]
         if self.ojs_gathers and not self.active_queues:
-            if compat.in_poll(self) and not self._ojs_waiting:
+            if compat.in_poll(self) and self._ojs_step != "wait":
                 with suppress(Empty):
                     compat.brpop_read(self)()
             self.qos.ojs_pay()
@@ -242,30 +192,31 @@ class Taking:
             compat.brpop_start(super())(*args, **options)
             return
         sent = tuple(islice(self.qos.ojs_owed, _MOST)) if self.ojs_defers else ()
-        now, is_idle = time.monotonic(), self._ojs_idle and not sent
-        if is_idle and self._ojs_resting and not self._ojs_bell.rang and now < self._ojs_rest_ends:
-            return
+        now = time.monotonic()
+        if self._ojs_resting and not sent and not self._ojs_bell.rang:
+            if now < self._ojs_rest_ends:
+                return
+            self._ojs_next = "take"
         connection = compat.client_connection(self.client)
-        bell = self._ojs_set_bell(connection) if is_idle else None
+        step: Step = "take" if sent else self._ojs_next
+        if step == "listen" and not self._ojs_set_bell(connection):
+            step = "wait"
         compat.in_poll.set(self, connection)
         compat.brpop_sent_at.set(self, now)
-        self._ojs_sent, self._ojs_asked = sent, queues
-        self._ojs_listening, self._ojs_waiting = bell is not None, is_idle and bell is None
-        if bell:
-            bell.rang, self._ojs_rest_ends = False, now + _REST_SECONDS
+        self._ojs_sent, self._ojs_asked, self._ojs_step, self._ojs_resting = sent, queues, step, False
+        if step == "listen":
+            self._ojs_bell.rang, self._ojs_rest_ends = False, now + _REST_SECONDS
             compat.send_command(connection)("CLIENT", "CACHING", "YES")
-        words = self._ojs_wait(queues) if self._ojs_waiting else self._ojs_take(queues)
+        words = self._ojs_wait(queues) if step == "wait" else self._ojs_take(queues, step)
         compat.send_command(connection)(*words)
 
-    def _ojs_set_bell(self: Any, connection: Any) -> Bell | None:
-        """Return the bell, which rings for a connection; None if Redis does not tell or allow it."""
-        if self._ojs_bell is False:
-            return None
+    def _ojs_set_bell(self: Any, connection: Any) -> bool:
+        """Let a bell ring for a connection; return whether Redis does that."""
         flaw: object = "it rings no bell"
         try:
             self._ojs_bell = bell = self._ojs_bell or Bell(self)
             if bell.is_set or bell.set(connection, f"{keys_of(self)[2]}:bell"):
-                return bell
+                return True
         except self.ResponseError as error:
             flaw = error
         logger.info(
@@ -274,15 +225,23 @@ class Taking:
         if self._ojs_bell:
             self._ojs_bell.close()
         self._ojs_bell = False
-        return None
+        return False
 
-    def _ojs_take(self: Any, queues: tuple[str, ...]) -> tuple[Any, ...]:
+    def _ojs_take(self: Any, queues: tuple[str, ...], step: Step) -> tuple[Any, ...]:
         """Return the command that takes messages, and acknowledges some."""
         list_of, prefix = compat.q_for_pri(self), self.global_keyprefix
         lists = [prefix + list_of(queue, step) for step in self.priority_steps for queue in queues]
-        keys = [*keys_of(self), present_key(keys_of(self)[0]), *lists]
+        keys = *_take_keys(self), *lists
         flags = "".join("1" if queue in self._ojs_unacknowledged else "0" for queue in queues)
-        words = (flags, this_worker(), int(self._ojs_turns is True), self._ojs_room(), *self._ojs_sent)
+        listens = "listens" if step == "listen" else "" if self._ojs_bell is False else "asks"
+        words = (
+            flags,
+            this_worker(),
+            int(self._ojs_turns is True),
+            self._ojs_room(),
+            listens,
+            *self._ojs_sent,
+        )
         return "EVALSHA", _TAKE_SHA, len(keys), *keys, *words
 
     @property
@@ -310,32 +269,35 @@ class Taking:
         if self._ojs_stock or self._ojs_next_is_stock:
             self._ojs_next_is_stock = False
             return compat.brpop_read(super())(**options)
-        waited, sent = self._ojs_waiting, self._ojs_sent
-        self._ojs_waiting, self._ojs_sent = False, ()
+        step, sent = self._ojs_step, self._ojs_sent
+        self._ojs_step, self._ojs_sent, self._ojs_next = "take", (), "take"
         try:
-            taken = self._ojs_answer("BLMOVE" if waited else "EVALSHA", **options)
+            taken = self._ojs_answer(step, **options)
         except self.ResponseError as error:
-            self._ojs_idle = False
-            self._ojs_refused(error, waited)
+            self._ojs_refused(error, step == "wait")
             raise Empty from None
         for delivery_tag in sent:
             self.qos.ojs_owed.pop(delivery_tag, None)
-        self._ojs_idle = not waited and not taken
-        self._ojs_resting = self._ojs_listening and self._ojs_bell.is_set and not taken
-        if waited or not taken:
+        if step != "wait" and not taken:
+            self._ojs_next = "listen" if step == "listen" else "wait"
+            self._ojs_resting = step == "listen" and self._ojs_bell.is_set
+        if taken == 1:
+            self._ojs_next = "listen"
+        if step == "wait" or not taken or taken == 1:
             raise Empty
         self._ojs_deliver([(self._ojs_asked[n % len(self._ojs_asked)], tag, item) for n, tag, item in taken])
         return True
 
-    def _ojs_answer(self: Any, command: str, **options: Any) -> Any:
+    def _ojs_answer(self: Any, step: Step, **options: Any) -> Any:
         connection = compat.client_connection(self.client)
         try:
-            if self._ojs_listening:
+            if step == "listen":
                 try:
                     connection.read_response()
                 except self.ResponseError:
                     # Kombu has connected anew.
                     self._ojs_bell.is_set = False
+            command = "BLMOVE" if step == "wait" else "EVALSHA"
             return compat.parse_response(self.client)(connection, command, **options)
         except self.connection_errors:
             connection.disconnect()
@@ -424,7 +386,7 @@ class Owing:
         """Return whether the consumer may take another message; its loop asks at each turn."""
         room = bool(compat.can_consume(super())())
         # With room, and if nothing is awaited that may take long, the next question acknowledges.
-        if self.ojs_owed and not (room and self.channel.ojs_defers and not self.channel._ojs_waiting):
+        if self.ojs_owed and not (room and self.channel.ojs_defers and self.channel._ojs_step != "wait"):
             self._ojs_try_to_pay()
         return room
 
@@ -441,8 +403,7 @@ class Owing:
                 for delivery_tag in owed:
                     super().ack(delivery_tag)  # type: ignore[misc]
             else:
-                keys = keys_of(self.channel)
                 take = client_of(self.channel).register_script(_TAKE)
-                take([*keys, present_key(keys[0])], ["", this_worker(), 0, 0, *owed])
+                take(_take_keys(self.channel), ["", this_worker(), 0, 0, "", *owed])
             for delivery_tag in owed:
                 self.ojs_owed.pop(delivery_tag, None)

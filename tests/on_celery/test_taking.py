@@ -324,6 +324,31 @@ def test_a_free_worker_hears_of_a_message_in_any_queue_and_of_any_priority(
     assert waiting(fleet) == 0
 
 
+def test_a_worker_that_takes_a_message_leaves_its_place_among_those_that_listen(
+    fleet: Fleet, resting: tuple[Consumer, list[str]]
+) -> None:
+    """Each message wakes all that listen, so that few do. The others look twice a second."""
+    consumer, taken = resting
+    with redis.Redis.from_url(fleet.settings.broker) as client:
+        assert client.zcard("unacked_ojs_listeners") == 1
+        client.zadd("unacked_ojs_listeners", dict.fromkeys(("another", "a third"), 2**40))
+        sent = fleet.send("act", "ok", priority=9)
+
+        def has() -> bool:
+            with suppress(socket.timeout):
+                consumer.connection.drain_events(timeout=0.01)
+            return taken == [sent.id]
+
+        eventually(has, what="the message")
+        assert client.zrange("unacked_ojs_listeners", 0, -1) == [b"a third", b"another"]
+        sent = fleet.send("act", "ok", priority=9)
+        taken.clear()
+        eventually(has, what="the message for which nobody has listened")
+        assert not consumer.channel._ojs_resting
+        client.delete("unacked_ojs_listeners")
+    rests(consumer)
+
+
 def test_a_message_that_comes_while_a_worker_looks_is_heard(
     fleet: Fleet, resting: tuple[Consumer, list[str]]
 ) -> None:
