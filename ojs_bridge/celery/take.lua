@@ -2,9 +2,9 @@
 -- KEYS: the hash of unacknowledged messages, its index by time, the hash of their workers, the workers that
 -- live, those that listen for messages, then the lists of the queues, priority by priority.
 -- ARGV: one character for each queue, 1 if it is consumed without acknowledgement, else 0; the worker; 1 if a
--- queue goes behind the others when it has given a message, else 0; the most messages to take; `asks` if the
--- worker asks to be one of those that listen, `listens` if it is one; then the delivery tags to acknowledge.
--- What another worker has now is not acknowledged.
+-- queue goes behind the others when it has given a message, else 0; the most messages to take; 1 if the worker
+-- asks to be one of those that listen, else 0; then the delivery tags to acknowledge. What another worker has
+-- now is not acknowledged.
 -- Returns for each message the number of its list, its delivery tag, and the message. A first message that this
 -- script cannot read is the error OJSNATIVE: kombu takes it in its own way. Returns 1 without a message if the
 -- worker may listen: few do, since each message wakes all of them. The time is the server's.
@@ -12,7 +12,6 @@
 -- refuses the writing, and then nothing may be popped.
 local unacked, index, workers, listeners, first = KEYS[1], KEYS[2], KEYS[3], KEYS[5], 6
 local flags, worker, turns, most = ARGV[1], ARGV[2], ARGV[3] == '1', tonumber(ARGV[4])
-local asks, listens = ARGV[5] == 'asks', ARGV[5] == 'listens'
 for n = 6, #ARGV do
   local has = redis.call('HGET', workers, ARGV[n])
   if not has or has == worker then
@@ -72,12 +71,13 @@ for _ = 1, most do
   if turns then table.insert(order, table.remove(order, place)) end
   if shares[n] then shares[n] = shares[n] - 1 end
 end
-if #taken > 0 and listens then redis.call('ZREM', listeners, worker) end
-if #taken > 0 or not asks then return taken end
+if #taken > 0 then redis.call('ZREM', listeners, worker) end
+if #taken > 0 or ARGV[5] ~= '1' then return taken end
 
 -- A server that takes no writes just now is no reason to stop looking.
 local seconds = tonumber(redis.call('TIME')[1])
 redis.pcall('ZREMRANGEBYSCORE', listeners, '-inf', seconds)
 local may_listen = redis.call('ZSCORE', listeners, worker) or redis.call('ZCARD', listeners) < 2
 local added = may_listen and redis.pcall('ZADD', listeners, seconds + 5, worker)
+redis.pcall('EXPIRE', listeners, 60)
 return type(added) == 'number' and 1 or taken

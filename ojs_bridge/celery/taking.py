@@ -76,9 +76,13 @@ def client_of(channel: Any) -> Any:
 
 
 def _take_keys(channel: Any) -> tuple[str, ...]:
-    """Return the keys of the script that takes messages, but for the queues' lists."""
+    """Return the keys of the script that takes messages, but for the queues' lists.
+
+    Workers of the same queues share the last one.
+    """
     keys = keys_of(channel)
-    return *keys, present_key(keys[0]), f"{keys[0]}_ojs_listeners"
+    queues = hashlib.sha1("\n".join(sorted(channel.active_queues)).encode(), usedforsecurity=False)
+    return *keys, present_key(keys[0]), f"{keys[0]}_ojs_listeners.{queues.hexdigest()[:8]}"
 
 
 def keys_of(channel: Any) -> tuple[str, str, str]:
@@ -230,18 +234,12 @@ class Taking:
     def _ojs_take(self: Any, queues: tuple[str, ...], step: Step) -> tuple[Any, ...]:
         """Return the command that takes messages, and acknowledges some."""
         list_of, prefix = compat.q_for_pri(self), self.global_keyprefix
-        lists = [prefix + list_of(queue, step) for step in self.priority_steps for queue in queues]
+        lists = [prefix + list_of(queue, priority) for priority in self.priority_steps for queue in queues]
         keys = *_take_keys(self), *lists
         flags = "".join("1" if queue in self._ojs_unacknowledged else "0" for queue in queues)
-        listens = "listens" if step == "listen" else "" if self._ojs_bell is False else "asks"
-        words = (
-            flags,
-            this_worker(),
-            int(self._ojs_turns is True),
-            self._ojs_room(),
-            listens,
-            *self._ojs_sent,
-        )
+        # While it listens, a read of the listeners would have the bell ring for each of them.
+        asks, turns = step == "take" and self._ojs_bell is not False, self._ojs_turns is True
+        words = flags, this_worker(), int(turns), self._ojs_room(), int(asks), *self._ojs_sent
         return "EVALSHA", _TAKE_SHA, len(keys), *keys, *words
 
     @property
@@ -404,6 +402,6 @@ class Owing:
                     super().ack(delivery_tag)  # type: ignore[misc]
             else:
                 take = client_of(self.channel).register_script(_TAKE)
-                take(_take_keys(self.channel), ["", this_worker(), 0, 0, "", *owed])
+                take(_take_keys(self.channel), ["", this_worker(), 0, 0, 0, *owed])
             for delivery_tag in owed:
                 self.ojs_owed.pop(delivery_tag, None)
