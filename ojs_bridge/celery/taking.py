@@ -3,7 +3,8 @@
 Kombu pops a message, and the worker writes only later that it has the message. A worker that is killed in
 between loses it. Here one script does both, and notes which worker has the message: so another worker gives
 it back when that worker has died, and a worker that was taken for dead acknowledges nothing that is another's
-now. The command that waits for a message takes nothing.
+now. No command that waits takes a message: two of the free workers of the same queues hear of one by a bell,
+and the others wait at one queue and look at all of them twice a second.
 
 Kombu makes three trips a job, and its loop waits for two of them. Here the loop asks for as many messages as
 it has room for, sends with the question what it has to acknowledge, and does not wait. An acknowledgement
@@ -190,7 +191,7 @@ class Taking:
         return bool(self.ojs_gathers and not self._ojs_stock and self.active_queues)
 
     def _ojs_ask(self: Any, *args: Any, **options: Any) -> None:
-        """Send the command that takes messages or, if the queues were empty, the one that waits for one."""
+        """Send the command of the next step; nothing while the worker waits for the bell."""
         queues = tuple(compat.queue_cycle(self).consume(len(self.active_queues)))
         if self._ojs_stock or self._ojs_next_is_stock or not queues:
             compat.brpop_start(super())(*args, **options)

@@ -113,20 +113,23 @@ if kombu.VERSION[:2] < (5, 7):
     FORBIDDEN["a command in a script"] = ["-time"]
 
 
-@pytest.mark.parametrize("rules", FORBIDDEN.values(), ids=FORBIDDEN)
-def test_a_redis_that_does_not_allow_the_bridge_s_way_is_consumed_as_ever(
-    separate: Callable[..., Fleet], rules: list[str]
-) -> None:
+@pytest.fixture
+def strict(separate: Callable[..., Fleet], rules: list[str]) -> Iterator[Fleet]:
+    """A fleet whose Redis allows all but what the rules forbid."""
     with Valkey() as server:
         with redis.Redis.from_url(server.url) as client:
             client.execute_command("ACL", "SETUSER", "default", *rules)
-        fleet = separate(broker=server.url)
-        worker = fleet.start("-c", "1")
-        worker.await_ready()
-        assert fleet.end(fleet.send("act", "as ever")) == "SUCCESS"
-        said = "a killed worker may lose a job"
-        eventually(lambda: said in worker.log, what=said)
-        assert worker.stop() == 0
+        yield separate(broker=server.url)
+
+
+@pytest.mark.parametrize("rules", FORBIDDEN.values(), ids=FORBIDDEN)
+def test_a_redis_that_does_not_allow_the_bridge_s_way_is_consumed_as_ever(strict: Fleet) -> None:
+    worker = strict.start("-c", "1")
+    worker.await_ready()
+    assert strict.end(strict.send("act", "as ever")) == "SUCCESS"
+    said = "a killed worker may lose a job"
+    eventually(lambda: said in worker.log, what=said)
+    assert worker.stop() == 0
 
 
 def test_what_could_not_be_acknowledged_is_when_redis_is_back(separate: Callable[..., Fleet]) -> None:
@@ -257,20 +260,14 @@ NO_BELL = {"denied": ["-client|tracking"], "has no numbers": ["-client|id"]}
 
 
 @pytest.mark.parametrize("rules", NO_BELL.values(), ids=NO_BELL)
-def test_a_redis_that_rings_no_bell_loses_nothing_and_every_queue_is_consumed(
-    separate: Callable[..., Fleet], rules: list[str]
-) -> None:
-    with Valkey() as server:
-        with redis.Redis.from_url(server.url) as client:
-            client.execute_command("ACL", "SETUSER", "default", *rules)
-        fleet = separate(broker=server.url)
-        worker = fleet.start("-c", "1", mingles=False)
-        worker.await_ready()
-        other = f"{fleet.settings.queue}-other"
-        jobs = [fleet.send("act", "here", priority=9), fleet.send("act", "there", queue=other)]
-        assert {fleet.end(job) for job in jobs} == {"SUCCESS"}
-        assert "a killed worker may lose a job" not in worker.log
-        assert worker.stop() == 0
+def test_a_redis_that_rings_no_bell_loses_nothing_and_every_queue_is_consumed(strict: Fleet) -> None:
+    worker = strict.start("-c", "1", mingles=False)
+    worker.await_ready()
+    other = f"{strict.settings.queue}-other"
+    jobs = [strict.send("act", "here", priority=9), strict.send("act", "there", queue=other)]
+    assert {strict.end(job) for job in jobs} == {"SUCCESS"}
+    assert "a killed worker may lose a job" not in worker.log
+    assert worker.stop() == 0
 
 
 @pytest.fixture
