@@ -7,6 +7,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from decimal import Decimal
 from statistics import fmean, quantiles
 from threading import local
 from types import new_class
@@ -15,15 +16,17 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import dramatiq
 import pytest
 from celery import Celery, Task
+from celery.contrib.testing.worker import start_worker
 from celery.exceptions import Retry
 from dramatiq.broker import MessageProxy
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.errors import Retry as DramatiqsRetry
-from dramatiq.middleware import Middleware, Retries
+from dramatiq.middleware import Callbacks, Middleware, Pipelines, Retries
 
 from ojs_bridge import Bridge, RetryPolicy
 from ojs_bridge.celery import OJSTask, install
 from ojs_bridge.celery.attach import is_bridged, task_policy
+from ojs_bridge.celery.worker import check_app
 from ojs_bridge.dramatiq import OJSRetries
 from ojs_bridge.dramatiq import install as install_dramatiq
 from ojs_bridge.engine.layers import TaskPolicy, with_ojs_jitter
@@ -55,6 +58,40 @@ CELERY: list[tuple[dict[str, Any], list[Step], int]] = [
     (AUTO, [raises(KeyError, "sold out")], 1),
     (AUTO, [retries(countdown=0), raises(KeyError, "k")], 2),
     ({"acks_late": False}, [raises(OSError)], 1),
+    ({"max_retries": 1.5}, [retries(countdown=0)], 2),
+    ({"max_retries": Decimal(2)}, [retries(countdown=0)], 3),
+    ({"max_retries": True}, [retries(countdown=0)], 2),
+    ({"max_retries": float("nan")}, [retries(countdown=0)] * 5 + ["ok"], 6),
+    ({"default_retry_delay": None}, [retries()], 4),
+    ({"default_retry_delay": ""}, [retries()], 4),
+    ({**AUTO, "autoretry_for": [OSError]}, [raises(OSError)], 3),
+    ({**AUTO, "autoretry_for": {OSError}, "dont_autoretry_for": []}, [raises(OSError)], 3),
+    ({**AUTO, "retry_backoff": "0.5", "retry_backoff_max": "0", "retry_jitter": "no"}, [raises(OSError)], 3),
+    (
+        {**AUTO, "retry_backoff": Decimal(1), "retry_backoff_max": 0.9, "retry_jitter": None},
+        [raises(OSError)],
+        3,
+    ),
+]
+#: options that cannot be read, what its runs do -> runs: the task stays native
+UNREADABLE: list[tuple[dict[str, Any], list[Step], int]] = [
+    ({"max_retries": "3"}, [retries(countdown=0)], 1),
+    ({"max_retries": "3"}, ["ok"], 1),
+    ({"max_retries": timedelta(3)}, [retries(countdown=0)], 1),
+    ({"default_retry_delay": "1"}, [retries(countdown=0)], 4),
+    ({"default_retry_delay": "1"}, [retries()], 1),
+    ({"default_retry_delay": timedelta(seconds=1)}, [retries(countdown=0)], 4),
+    ({"default_retry_delay": Decimal(1)}, [retries(countdown=0)], 4),
+    ({"default_retry_delay": float("inf")}, [retries(countdown=0)], 4),
+    ({**AUTO, "autoretry_for": "OSError"}, [raises(OSError)], 1),
+    ({**AUTO, "autoretry_for": ["OSError"]}, [raises(OSError)], 1),
+    ({**AUTO, "autoretry_for": ((OSError, KeyError),)}, [raises(OSError)], 1),
+    ({**AUTO, "dont_autoretry_for": "KeyError"}, [raises(OSError)], 1),
+    ({**AUTO, "retry_kwargs": None}, [raises(OSError)], 1),
+    ({**AUTO, "retry_kwargs": "max_retries"}, [raises(OSError)], 1),
+    ({**AUTO, "retry_kwargs": {"max_retries": "3"}}, [raises(OSError)], 1),
+    ({**AUTO, "retry_kwargs": {"countdown": "1"}}, [raises(OSError)], 1),
+    ({**AUTO, "retry_backoff": float("inf")}, [raises(OSError)], 1),
 ]
 
 
@@ -81,6 +118,73 @@ def test_celery_tasks_run_as_often_and_end_alike(
         found.append((len(hand.runs(job)), hand.state(job)))
     assert found[0] == found[1]
     assert found[1][0] == runs
+
+
+@pytest.mark.parametrize(("options", "steps", "runs"), UNREADABLE)
+def test_a_celery_task_with_options_that_cannot_be_read_stays_native(
+    options: dict[str, Any], steps: list[Step], runs: int, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever the policies say; the log names it, and the tasks beside it are taken over."""
+    found = []
+    for installing in (
+        natively,
+        plainly,
+        lambda app: install(app, Bridge(), policies={"*": {"jitter": False}}),
+    ):
+        hand = ByHand(f"{unique}-{len(found)}", installing)
+        task = hand.define("charge", **options)
+        beside = hand.define("beside")
+        assert (is_bridged(task), is_bridged(beside)) == (False, installing is not natively)
+        check_app(hand.app)
+        job = hand.send("charge", *steps)
+        hand.deliver_all()
+        found.append((len(hand.runs(job)), hand.state(job)))
+    assert found[0] == found[1] == found[2]
+    assert found[0][0] == runs
+    said = [r for r in caplog.records if r.getMessage().startswith("task charge stays native: ")]
+    assert len(said) >= 2
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["as it is declared", "later"])
+def test_a_worker_starts_beside_an_option_that_cannot_be_read(
+    late: bool, valkey_url: str, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = Celery(unique, broker=valkey_url, set_as_current=False)
+    app.conf.update(task_default_queue=unique, worker_hijack_root_logger=False)
+    install(app, Bridge())
+    ran: list[str] = []
+
+    @app.task(shared=False, name="odd", bind=True, **({} if late else {"max_retries": "3"}))
+    def odd(task: Any) -> None:
+        ran.append("odd")
+        task.retry(countdown=0.01)
+
+    @app.task(shared=False, name="beside")
+    def beside() -> None:
+        ran.append("beside")
+
+    odd.max_retries = "3"
+    with start_worker(app, perform_ping_check=False, pool="solo"):
+        odd.delay()
+        beside.delay()
+        eventually(lambda: len(ran) == 2)
+    assert ran == ["odd", "beside"]
+    assert not is_bridged(app.tasks["odd"])
+    # Celery's set-up of logging takes the lines of a worker's start away from the test.
+    assert late or "task odd stays native: max_retries='3' is no number" in caplog.text
+
+
+def test_an_option_that_a_run_makes_unreadable_changes_no_retries(
+    unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    hand = ByHand(unique, plainly)
+    task = hand.define("charge", max_retries=1, default_retry_delay=0)
+    for _ in range(2):
+        job = hand.send("charge", retries())
+        hand.deliver_all()
+        assert len(hand.runs(job)) == 2
+        task.max_retries = "many"
+    assert caplog.text.count("task charge: its retries stay as they were: ('many', 0)") == 1
 
 
 class Slotless:
@@ -211,21 +315,119 @@ def hints() -> None:
     raise DramatiqsRetry("later", delay=1)
 
 
+class Untrue:
+    """A value that is neither true nor false."""
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("neither")
+
+
+def raises_in_retry_when(retries: int, error: BaseException) -> bool:
+    raise ZeroDivisionError(retries)
+
+
+def exits_in_retry_when(retries: int, error: BaseException) -> bool:
+    raise SystemExit(3)
+
+
+def often(retries: int, error: BaseException) -> bool:
+    return retries < 3
+
+
 #: what the stock Retries is given, an actor's options, a message's options, the actor -> runs
 STOCK = {"max_retries": 2, "min_backoff": 1, "max_backoff": 2}
 DRAMATIQ: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], Callable[[], None], int]] = [
     (STOCK, {}, {}, fails, 3),
     (STOCK, {"max_retries": 0}, {}, fails, 1),
     (STOCK, {"max_retries": 1}, {}, fails, 2),
+    (STOCK, {"max_retries": 1.5}, {}, fails, 3),
+    (STOCK, {"max_retries": True}, {}, fails, 2),
+    (STOCK, {"min_backoff": -5, "max_backoff": -5}, {}, fails, 3),
     (STOCK, {}, {"max_retries": 3}, fails, 4),
+    (STOCK, {}, {"max_retries": 0.5}, fails, 2),
     (STOCK, {"throws": OSError}, {}, fails, 1),
+    (STOCK, {"throws": OSError | KeyError}, {}, fails, 1),
+    (STOCK, {"throws": ((OSError,), KeyError)}, {}, fails, 1),
+    (STOCK, {"throws": OSError, "retry_when": raises_in_retry_when}, {}, fails, 1),
     (STOCK, {"retry_when": lambda n, _: n < 4}, {}, fails, 5),
-    ({**STOCK, "retry_when": lambda n, _: n < 3}, {}, {}, fails, 4),
-    ({**STOCK, "retry_when": lambda n, _: n < 3}, {"max_retries": 1}, {}, fails, 4),
+    (STOCK, {"retry_when": often, "max_retries": 0}, {}, fails, 4),
+    (STOCK, {"retry_when": often}, {"max_retries": 0}, fails, 4),
+    (STOCK, {"retry_when": often, "max_retries": 9}, {"max_retries": 1}, fails, 4),
+    (STOCK, {"retry_when": often}, {"max_retries": None}, fails, 4),
+    (STOCK, {"retry_when": often}, {"retries": 1}, fails, 3),
+    (STOCK, {}, {"retry_when": True}, fails, 3),
+    ({**STOCK, "retry_when": often}, {}, {}, fails, 4),
+    ({**STOCK, "retry_when": often}, {"max_retries": 1}, {}, fails, 4),
+    ({**STOCK, "retry_when": often}, {}, {"max_retries": 0}, fails, 4),
+    ({**STOCK, "retry_when": often}, {"retry_when": None}, {}, fails, 3),
+    ({**STOCK, "retry_when": often}, {"retry_when": None}, {"max_retries": 1}, fails, 2),
+    ({**STOCK, "retry_when": raises_in_retry_when}, {"retry_when": often}, {}, fails, 4),
     (STOCK, {}, {}, hints, 3),
+]
+#: the same, for a `retry_when` that gives no answer
+WITHOUT_AN_ANSWER: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    (STOCK, {"retry_when": raises_in_retry_when}, {}),
+    (STOCK, {"retry_when": raises_in_retry_when}, {"max_retries": 3}),
+    (STOCK, {"retry_when": exits_in_retry_when}, {}),
+    (STOCK, {"retry_when": lambda n: n < 3}, {}),
+    (STOCK, {"retry_when": lambda *_: Untrue()}, {}),
+    (STOCK, {"retry_when": "often"}, {}),
+    (STOCK, {"retry_when": False}, {}),
+    ({**STOCK, "retry_when": raises_in_retry_when}, {}, {}),
 ]
 
 
+class Told:
+    """What an actor's runs are, and what its callbacks, its pipeline and its dead letters hear of them."""
+
+    def __init__(
+        self, queue: str, stock: dict[str, Any], bridge: Bridge | None, policies: Any = None
+    ) -> None:
+        self.broker = StubBroker(middleware=[Callbacks(), Pipelines(), Retries(**stock)])
+        if bridge is not None:
+            install_dramatiq(self.broker, bridge, policies=policies)
+        self._queue = queue
+        self.runs = 0
+        self.failures: list[Any] = []
+        self.heirs: list[Any] = []
+        self.followed: list[Any] = []
+        self._act("failed", lambda message, error: self.failures.append((_kept(message), error)))
+        self._act("heir", lambda message, counts: self.heirs.append((_kept(message), counts)))
+        self._act("next", lambda *args: self.followed.append(args))
+
+    def _act(self, name: str, function: Callable[..., Any], **options: Any) -> dramatiq.Actor[..., Any]:
+        settings = {"actor_name": name, "queue_name": self._queue, "on_failure": None, **options}
+        return dramatiq.actor(function, broker=self.broker, **settings)
+
+    def run(self, act: Callable[[], None], options: dict[str, Any], sent: dict[str, Any]) -> None:
+        """Run an actor in a pipeline, until the broker has no message any more."""
+
+        def run() -> None:
+            self.runs += 1
+            act()
+
+        actor = self._act("charge", run, on_failure="failed", on_retry_exhausted="heir", **options)
+        steps = [actor.message_with_options(**sent), self.broker.get_actor("next").message()]
+        dramatiq.pipeline(steps, broker=self.broker).run()
+        worker = dramatiq.Worker(self.broker, worker_timeout=20, worker_threads=3)
+        worker.start()
+        self.broker.join(self._queue, timeout=30_000, fail_fast=False)
+        worker.join()
+        worker.stop()
+
+    @property
+    def all(self) -> Any:
+        """All of it; the order in which callbacks run is left to chance."""
+        dead = [(m.actor_name, m.failed, _kept(m.asdict())) for m in self.broker.dead_letters]
+        return self.runs, sorted(self.failures, key=str), self.heirs, self.followed, dead
+
+
+def _kept(message: Any) -> Any:
+    """Return the number of a message's retries, and whether it has a traceback."""
+    return message["options"].get("retries"), "traceback" in message["options"]
+
+
+@pytest.mark.parametrize("store", [None, "memory://"])
 @pytest.mark.parametrize(("stock", "options", "sent", "act", "runs"), DRAMATIQ)
 def test_dramatiq_actors_run_as_often_and_end_alike(
     stock: dict[str, Any],
@@ -233,28 +435,37 @@ def test_dramatiq_actors_run_as_often_and_end_alike(
     sent: dict[str, Any],
     act: Callable[[], None],
     runs: int,
+    store: str | None,
     unique: str,
 ) -> None:
-    """The settings of the replaced `Retries` count; dead messages go to the place they went to before."""
+    """The settings of the replaced `Retries` count; callbacks and dead letters are as before."""
     found = []
-    for installed in (False, True):
-        broker = StubBroker(middleware=[Retries(**stock)])
-        if installed:
-            install_dramatiq(broker, Bridge())
-        ran: list[int] = []
+    for bridge in (None, Bridge(store=store)):
+        told = Told(unique, stock, bridge)
+        told.run(act, options, sent)
+        found.append(told.all)
+    assert found[0] == found[1]
+    assert found[0][0] == runs
 
-        def run(ran: list[int] = ran) -> None:
-            ran.append(1)
-            act()
 
-        actor = dramatiq.actor(run, broker=broker, actor_name="charge", queue_name=unique, **options)
-        actor.send_with_options(**sent)
-        worker = dramatiq.Worker(broker, worker_timeout=20)
-        worker.start()
-        eventually(lambda broker=broker: broker.dead_letters)
-        worker.stop()
-        found.append((len(ran), [m.actor_name for m in broker.dead_letters]))
-    assert found == [(runs, ["charge"])] * 2
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    "policies", [None, {"*": {"on_exhaustion": "dead_letter", "jitter": False}}], ids=str
+)
+@pytest.mark.parametrize(("stock", "options", "sent"), WITHOUT_AN_ANSWER)
+def test_a_retry_when_without_an_answer_ends_the_job_after_one_run(
+    stock: dict[str, Any], options: dict[str, Any], sent: dict[str, Any], policies: Any, unique: str
+) -> None:
+    """Dramatiq alone loses such a job; under the bridge its dead letter says why."""
+    native = Told(unique, stock, None)
+    native.run(fails, options, sent)
+    assert (native.runs, native.broker.dead_letters) == (1, [])
+    bridge = Bridge(store="memory://")
+    told = Told(unique, stock, bridge, policies)
+    told.run(fails, options, sent)
+    assert (told.runs, [error["type"] for _, error in told.failures], told.heirs) == (1, ["OSError"], [])
+    (letter,) = bridge.dead_letters.list().letters
+    assert "the actor's retry_when failed with" in letter.reason
 
 
 def test_a_broker_that_never_retries_still_does_not(unique: str) -> None:
@@ -265,6 +476,25 @@ def test_a_broker_that_never_retries_still_does_not(unique: str) -> None:
         actor = dramatiq.actor(fails, broker=broker, actor_name="charge", queue_name=unique)
         (retries,) = broker.middleware
         assert retries.actors.tasks[actor.actor_name].policy.max_attempts == runs
+
+
+def test_on_such_a_broker_an_actor_that_no_policy_names_is_never_retried(unique: str) -> None:
+    ran: list[int] = []
+    broker = StubBroker(middleware=[])
+    install_dramatiq(broker, Bridge(), policies={"heir": {}})
+    dramatiq.actor(fails, broker=broker, actor_name="heir", queue_name=unique)
+
+    def run() -> None:
+        ran.append(1)
+        raise OSError("down")
+
+    dramatiq.actor(run, broker=broker, actor_name="charge", queue_name=unique).send()
+    worker = dramatiq.Worker(broker, worker_timeout=20)
+    worker.start()
+    # A retry would be in the delayed queue, which is joined, too.
+    broker.join(unique, timeout=10_000)
+    worker.stop()
+    assert ran == [1]
 
 
 class Options(Middleware):

@@ -150,7 +150,14 @@ def task_policy(app: Celery, task: Task | None) -> TaskPolicy:
     options = task.max_retries, task.default_retry_delay
     kept: tuple[Any, TaskPolicy] | None = vars(task).get(_TASK_POLICY)
     if kept is None or kept[0] != options:
-        kept = options, resolved(attach(app).engine, task, policies_of(app), task.ojs_native)
+        try:
+            policy = resolved(attach(app).engine, task, policies_of(app), task.ojs_native)
+        except TypeError as error:
+            if kept is None:
+                raise
+            logger.warning("task %s: its retries stay as they were: %r: %s", task.name, options, error)
+            policy = kept[1]
+        kept = options, policy
         setattr(task, _TASK_POLICY, kept)
     return kept[1]
 
@@ -222,11 +229,14 @@ def options_as_policy(task: Task) -> dict[str, Any]:
     """Return a task's native options as a partial policy; without options it has no fields."""
     named = bool(autoretry_for(task))
     given = dict(automatic(task, "retry_kwargs", default=None) or {}) if named else {}
-    partial = _attempts(task, given.get("max_retries"))
+    asked = given.get("max_retries")
+    partial: dict[str, Any] = {}
+    if asked is not None or explicit(task, "max_retries"):
+        partial["max_attempts"] = attempts(task.max_retries if asked is None else asked)
     if not named and not explicit(task, "default_retry_delay"):
         return partial
-    factor = float(automatic(task, "retry_backoff", default=False))
-    if named and factor:
+    factor = float(automatic(task, "retry_backoff", default=False)) if named else 0
+    if factor:
         longest = int(automatic(task, "retry_backoff_max", default=600))
         first = min(int(max(1.0, factor)), longest)
         jitter = bool(automatic(task, "retry_jitter", default=True))
@@ -240,16 +250,9 @@ def options_as_policy(task: Task) -> dict[str, Any]:
     return {**partial, **_schedule("none", delay or 0, delay or 0, jitter=False)}
 
 
-def _attempts(task: Task, asked: float | None) -> dict[str, Any]:
-    """Return the `max_attempts` that a task's own options ask for."""
-    if asked is None and not explicit(task, "max_retries"):
-        return {}
-    return {"max_attempts": attempts(task.max_retries if asked is None else asked)}
-
-
 def attempts(max_retries: float | None) -> int:
     """Return the number of runs for `max_retries`; Celery reads None as no limit, -1 as 0 and 2.5 as 2."""
-    if max_retries is None or max_retries >= LARGEST:
+    if max_retries is None or not max_retries < LARGEST:
         return LARGEST
     return max(math.floor(max_retries), 0) + 1
 

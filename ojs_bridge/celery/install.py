@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from celery import Celery, Task, current_app
@@ -15,7 +18,7 @@ from ..bridge import Bridge
 from ..config.policies import PoliciesOrFile
 from ..config.settings import InFlight, begins_afresh, the_policies
 from ..engine.canary import Canary, Percentages
-from ..engine.layers import RetryOn, RetryOnLike
+from ..engine.layers import RetryOn, RetryOnLike, is_exception
 from ..errors import ConfigurationError
 from ..rules.failures import ErrorMap, Mapped
 from ..rules.policy import PartialPolicy, check_partial
@@ -25,6 +28,7 @@ from .attach import (
     AUTORETRYING,
     POLICIES,
     attach,
+    automatic,
     is_bridged,
     native_of,
     policies_of,
@@ -97,6 +101,9 @@ def _adopt(task: Task, app: Celery) -> None:
     """Put a registered task under the bridge if a policy names it; its own class stays its base."""
     if is_bridged(task) or task.name.startswith("celery.") or policies_of(app).of(task.name) is None:
         return
+    if why := unreadable(task):
+        logger.warning("task %s stays native: %s", task.name, why)
+        return
     outside = outside_of(task)
     try:
         _take_over(task, outside)
@@ -109,8 +116,42 @@ def _adopt(task: Task, app: Celery) -> None:
         task.run = autoretrying_outside(task) if outside else compat.orig_run(task)
 
 
+def unreadable(task: Task) -> str | None:
+    """Return why Celery's own options of a task's retries cannot be read, or None; never raises."""
+    wanted = {"max_retries": task.max_retries, "default_retry_delay": task.default_retry_delay}
+    if compat.orig_run.name in vars(task):
+        for option in ("autoretry_for", "dont_autoretry_for"):
+            if not all(map(is_exception, errors := automatic(task, option, default=()))):
+                return f"{option}={errors!r} are no exception classes"
+        if not isinstance(given := automatic(task, "retry_kwargs", default={}), Mapping):
+            return f"retry_kwargs={given!r} is no dictionary"
+        wanted["retry_kwargs['max_retries']"] = given.get("max_retries")
+        wanted["retry_kwargs['countdown']"] = given.get("countdown")
+        wanted["retry_backoff"] = automatic(task, "retry_backoff", default=False)
+    for option, value in wanted.items():
+        if not _is_read(option, value):
+            return f"{option}={value!r} is no number that Celery can use there"
+    return None
+
+
+def _is_read(option: str, value: Any) -> bool:
+    """Return whether Celery can use a number: it compares a limit, and adds seconds to a time."""
+    if "max_retries" in option:
+        return value is None or isinstance(value, (Real, Decimal))
+    return not value or (isinstance(value, (int, float)) and abs(value) < math.inf)
+
+
+def leave_native(task: Task) -> None:
+    """Give a task that `install` took over back to Celery."""
+    task.__class__ = type(task).ojs_taken_from
+    if AUTORETRYING in vars(task):
+        task.run = vars(task).pop(AUTORETRYING)
+
+
 def why_native(task: Task) -> str:
     """Return why `install` leaves a task native whatever the policies say, or "" if it does not."""
+    if why := unreadable(task):
+        return why
     native = type(task)
     try:
         _take_over(task, None)
@@ -131,6 +172,7 @@ def _take_over(task: Task, outside: Outside | None) -> None:
         "__doc__": native.__doc__,
         "ojs_native": property(native_of),
         "ojs_outside": outside,
+        "ojs_taken_from": native,
     }
     ours = (*sent_on_commit(native), Bridged)
     try:

@@ -22,6 +22,7 @@ from ..config.settings import fetches_reliably
 from ..errors import ConfigurationError
 from . import compat
 from .attach import attach, is_bridged, policies_of, task_policy
+from .install import leave_native, unreadable
 from .receiving import check_canary
 from .sending import visibility_timeout
 from .taking import take_safely
@@ -76,6 +77,10 @@ def check_app(app: Celery, *, is_program: bool = False) -> None:
     """
     policies_of(app).check(app.tasks, f"task of the app {app.main!r}")
     for task in app.tasks.values():
+        # Options may have been set since the task was taken over.
+        if hasattr(task, "ojs_taken_from") and (why := unreadable(task)):
+            logger.warning("task %s stays native: %s", task.name, why)
+            leave_native(task)
         task_policy(app, task).layers.retries.resolve()
     check_canary(app)
     bridge = attach(app)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from decimal import Decimal
+from numbers import Real
 from typing import Any
 
 from dramatiq import Actor, Message
@@ -46,8 +49,9 @@ NATIVE_FIELDS = (
     ("max_backoff", "max_interval"),
 )
 INTERVAL_OPTIONS = frozenset(("min_backoff", "max_backoff"))
+OF_MESSAGES = INTERVAL_OPTIONS | {"max_retries"}
 #: The options that `Retries` alone reads.
-OF_RETRIES = INTERVAL_OPTIONS | {"max_retries", "on_retry_exhausted", "retry_when"}
+OF_RETRIES = OF_MESSAGES | {"on_retry_exhausted", "retry_when"}
 
 
 class BootError(MiddlewareError, ConfigurationError):
@@ -78,6 +82,10 @@ class Actors:
         self.tasks: dict[str, TaskPolicy | None] = {}
         #: The shortest and the longest native waits by actor name, which a message may change one by one.
         self._backoffs: dict[str, dict[str, Any]] = {}
+        #: The actors whose `retry_when` decides, so that Dramatiq reads no `max_retries`.
+        self._asking: set[str] = set()
+        #: Why an actor keeps the native retries, if it is not for the policies.
+        self._wrong: dict[str, str] = {}
         self._undeclared = bridge.engine.task()
         #: The actors and native options of which the log has said that they meet a policy.
         self._met: set[tuple[str, str]] = set()
@@ -87,38 +95,48 @@ class Actors:
     def declare(self, actor: Actor[..., Any]) -> None:
         """Resolve an actor's policy; raises InvalidRetryPolicy and ConfigurationError."""
         name, options = actor.actor_name, actor.options
-        if not names_exceptions(options.get("throws")):
-            raise BootError(f"actor {name}: throws must be exception classes")
         own, said = options.get(RETRY_OPTION), options.get(RETRY_ON_OPTION)
-        if own is None and said is None and not self._canary.covers_all(name):
+        is_own = own is not None or said is not None
+        if not (is_own or self._canary.covers_all(name)):
             self._partly.add(name)
-        waits = {**(self.stock or {}), **options}
-        self._backoffs[name] = {key: waits[key] for key in INTERVAL_OPTIONS & waits.keys()}
         installed = self._policies.of(name)
-        if installed is None and own is None and said is None:
+        if installed is None and not is_own:
             self.tasks[name] = None
             return
+        waits = {**(self.stock or {}), **options}
+        wrong = unreadable(options if self.stock is NO_RETRIES else waits)
+        if wrong and is_own:
+            raise InvalidOptions([f"actor {name}: {line}" for line in wrong.values()])
+        if wrong:
+            self._leave_native(name, options, wrong)
+            return
+        self._backoffs[name] = {key: waits[key] for key in INTERVAL_OPTIONS & waits.keys()}
+        task = self.tasks[name] = self._resolved(name, options, installed or Installed())
+        if self.stock and self.stock.get("retry_when") is not None and task.layers.limit_is_native:
+            options.setdefault("retry_when", self.stock["retry_when"])
+        if options.get("retry_when") is not None:
+            self._asking.add(name)
+        if task.layers.framework is ONCE and (unread := sorted(OF_RETRIES & options.keys())):
+            logger.warning(
+                "actor %s: %s is not read, as before, because its broker has no Retries",
+                *(name, ", ".join(unread)),
+            )
+
+    def _resolved(self, name: str, options: Mapping[str, Any], installed: Installed) -> TaskPolicy:
+        own, said = options.get(RETRY_OPTION), options.get(RETRY_ON_OPTION)
         native = Layers(options=options_as_policy(options)) if own is not None else self._native(options)
-        policies, retry_on = installed or Installed()
+        policies, retry_on = installed
         try:
             if said is not None:
                 retry_on = RetryOn(said, f"actor {name}: {RETRY_ON_OPTION}")
             layers = replace(native, install=policies, task=own, retry_on=retry_on or native.retry_on)
-            task = self._bridge.engine.task(
+            return self._bridge.engine.task(
                 layers, errors=options.get(ERRORS_OPTION), reserved=WORKER_ERRORS, afresh=self._afresh
             )
         except InvalidRetryPolicy as error:
             raise InvalidOptions(error.under(f"actor {name}").problems) from None
         except ConfigurationError as error:
             raise BootError(f"actor {name}: {error}") from None
-        if self.stock and self.stock.get("retry_when") is not None and task.layers.limit_is_native:
-            options.setdefault("retry_when", self.stock["retry_when"])
-        if layers.framework is ONCE and (unread := sorted(OF_RETRIES & options.keys())):
-            logger.warning(
-                "actor %s: %s is not read, as before, because its broker has no Retries",
-                *(name, ", ".join(unread)),
-            )
-        self.tasks[name] = task
 
     def task_of(self, message: Message[Any]) -> TaskPolicy | None:
         """Return the policy of a message's job; None if Dramatiq itself retries it."""
@@ -134,9 +152,10 @@ class Actors:
         The shortest and the longest wait go together: one that the message does not bring is its actor's. The
         log says once of each option that it meets a policy.
         """
-        options, layers = message.options, task.layers
-        if OF_RETRIES.isdisjoint(options) or (layers.framework is ONCE and layers.limit_is_native):
+        layers = task.layers
+        if OF_MESSAGES.isdisjoint(message.options) or (layers.framework is ONCE and layers.limit_is_native):
             return task
+        options = self._brought(message)
         if not INTERVAL_OPTIONS.isdisjoint(options):
             options = {**self._backoffs.get(message.actor_name, {}), **options}
         native = options_as_policy(options)
@@ -144,6 +163,19 @@ class Actors:
             return task
         self._say_meetings(task, message, in_ojs(native) if any(map(layers.owner, WAITS)) else native)
         return task.of_message(native)
+
+    def _brought(self, message: Message[Any]) -> dict[str, Any]:
+        """Return the native options of a message that count; one that cannot be read does not."""
+        name = message.actor_name
+        options = {option: message.options[option] for option in OF_MESSAGES & message.options.keys()}
+        if name in self._asking:
+            options.pop("max_retries", None)
+        for option, why in unreadable(options).items():
+            del options[option]
+            if (name, option) not in self._met:
+                self._met.add((name, option))
+                logger.warning("actor %s: %s of its messages does not count: %s", name, option, why)
+        return options
 
     def _say_meetings(self, task: TaskPolicy, message: Message[Any], native: Mapping[str, Any]) -> None:
         for option, field in NATIVE_FIELDS:
@@ -167,9 +199,8 @@ class Actors:
         name = message.actor_name
         task = self.tasks.get(name, self._undeclared)
         if task is None:
-            raise InvalidOptions(
-                [f"{RETRY_OPTION} of {name}: `policies` leaves this actor to native retries"]
-            )
+            why = self._wrong.get(name, "`policies` leaves this actor to native retries")
+            raise InvalidOptions([f"{RETRY_OPTION} of {name}: {why}"])
         try:
             return self._bridge.engine.initial_header(bare_job(message), task, partial).state
         except InvalidRetryPolicy as error:
@@ -193,6 +224,15 @@ class Actors:
         if not self._partly.isdisjoint(moved):
             logger.warning("canary: under the bridge are %s; Dramatiq itself retries the rest", self._canary)
 
+    def _leave_native(self, name: str, options: dict[str, Any], wrong: Mapping[str, str]) -> None:
+        """Leave an actor to Dramatiq whose options cannot be read; it harms no other actor."""
+        self.tasks[name] = None
+        self._wrong[name] = f"it keeps the native retries, for {'; '.join(wrong.values())}"
+        logger.warning("actor %s: %s", name, self._wrong[name])
+        if "throws" in wrong:
+            # Dramatiq loses the thread of a run that fails with such a `throws`.
+            del options["throws"]
+
     def _native(self, options: Mapping[str, Any]) -> Layers:
         """Return what Dramatiq alone does with an actor: its options over those of the stock `Retries`."""
         if self.stock is None:
@@ -212,52 +252,60 @@ def _wishes(message: Message[Any]) -> bool:
     return isinstance(job, InvalidState) or bool(job.retry)
 
 
+def unreadable(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the native options that cannot be read, each with the reason; Dramatiq fails over them, too."""
+    wrong = {}
+    for name in sorted(OF_MESSAGES & options.keys()):
+        value, is_time = options[name], name in INTERVAL_OPTIONS
+        if value is None or isinstance(value, int) or (is_time and isinstance(value, timedelta)):
+            continue
+        is_number = isinstance(value, (Real, Decimal)) and not math.isnan(value)
+        if not is_number or (is_time and math.isinf(value)):
+            wrong[name] = f"{name}={value!r} is no number"
+    if not names_exceptions(options.get("throws")):
+        wrong["throws"] = f"throws={options['throws']!r} must be exception classes"
+    return wrong
+
+
 def names_exceptions(throws: Any) -> bool:
     """Return whether a `throws` option can be matched; with any other value Dramatiq loses a thread."""
-    classes = throws if isinstance(throws, tuple) else (throws,)
-    return not throws or all(isinstance(cls, type) for cls in classes)
+    try:
+        return not throws or not isinstance(None, throws)
+    except Exception:  # noqa: BLE001 - a metaclass is the user's code
+        return False
 
 
 def options_as_policy(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the native options of an actor or a message as a partial policy; never raises.
+    """Return the native options of an actor or a message as a partial policy.
 
     `max_retries` counts retries, and `max_attempts` runs. `retry_when` takes the place of `max_retries`. The
     jitter is Dramatiq's own: it draws a wait between once and twice `min_backoff`, where the specification
-    draws between half and one and a half times `initial_interval`. A value that is no number stays as it is:
-    the policy's validation names it.
+    draws between half and one and a half times `initial_interval`. The options must be readable.
     """
     partial: dict[str, Any] = {}
     if options.get("retry_when") is not None:
         partial["max_attempts"] = LARGEST
     elif "max_retries" in options:
-        partial["max_attempts"] = _attempts(options["max_retries"])
+        retries = options["max_retries"]
+        is_endless = retries is None or not retries < LARGEST
+        partial["max_attempts"] = LARGEST if is_endless else max(math.ceil(retries), 0) + 1
     if options.get("min_backoff") is not None or options.get("max_backoff") is not None:
         partial.update(_intervals(options.get("min_backoff"), options.get("max_backoff")))
     return partial
 
 
-def _attempts(retries: Any) -> Any:
-    if retries is None:
-        return LARGEST
-    return max(retries, 0) + 1 if type(retries) is int else retries
-
-
 def _intervals(first: Any, longest: Any) -> dict[str, Any]:
-    bad = {
-        name: value
-        for name, value in (("initial_interval", first), ("max_interval", longest))
-        if value is not None and not (type(value) in (int, float) and value >= 0)
-    }
-    if bad:
-        return bad
+    first, longest = (
+        each / timedelta(milliseconds=1) if isinstance(each, timedelta) else each for each in (first, longest)
+    )
     cap = DEFAULT_MAX_BACKOFF if longest is None else min(max(longest, 1), DEFAULT_MAX_BACKOFF)
-    if first == 0:
-        cap = 1  # Dramatiq doubles a wait of zero, and it stays zero.
+    if first is not None and first <= 0:
+        first, cap = 0, 1  # Dramatiq doubles a wait of zero, and it stays zero.
     # The cap comes first: JSON has integers that no float can hold.
-    least = min(DEFAULT_MIN_BACKOFF if first is None else first, cap)
-    start, mean = (min(max(each, 1), cap) for each in (least, _MEAN * least))
-    jitter = NativeJitter(_Jitter(cap / 1000), _duration(mean), said=None)
-    return {"initial_interval": _duration(start), "max_interval": _duration(cap), "jitter": jitter}
+    least = float(min(DEFAULT_MIN_BACKOFF if first is None else first, cap))
+    start, mean = (min(max(each, 1), float(cap)) for each in (least, _MEAN * least))
+    jitter = NativeJitter(_Jitter(float(cap) / 1000), _duration(mean), said=None)
+    return {"initial_interval": _duration(start), "max_interval": _duration(float(cap)), "jitter": jitter}
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,7 +208,11 @@ def tell_end(
     target = message.options.get("on_retry_exhausted") or options.get("on_retry_exhausted")
     if not target or (begun.task.layers.framework is ONCE and begun.task.layers.limit_is_native):
         return  # A broker without `Retries` announces nothing.
-    limit = None if begun.policy.max_attempts >= LARGEST else begun.policy.runs - 1
+    limit: Any = None if begun.policy.max_attempts >= LARGEST else begun.policy.runs - 1
+    if begun.task.layers.limit_is_native:
+        # As it was written: `retry_when` may have taken its place.
+        retries = next(m for m in broker.middleware if isinstance(m, Retries))
+        limit = message.options.get("max_retries", options.get("max_retries", retries.max_retries))
     counts = {"retries": begun.job.attempt - 1, "max_retries": limit}
     try:
         broker.get_actor(target).send(message.asdict(), counts)

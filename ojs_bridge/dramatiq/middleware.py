@@ -206,7 +206,7 @@ class OJSRetries(Retries):
         self, broker: Broker, message: Any, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
         """Judge the outcome, and carry the decision out."""
-        if not self._runs.end(broker, message, exception):
+        if not self._runs.end(broker, message, exception) and self.actors.stock is not NO_RETRIES:
             with sending_on():
                 super().after_process_message(broker, message, result=result, exception=exception)
 

@@ -47,6 +47,7 @@ from .holding import GiveUp, Holding, is_old
 from .publishing import READ, WISHING, Outgoing, can_carry, carry_wishes, send_on
 from .translate import (
     FRAMEWORK,
+    THROWN,
     LostAttempt,
     Refused,
     bare_job,
@@ -427,7 +428,11 @@ class ActorRun:
         """Mark the message failed, so that results, pipelines and other middleware see the end of the job."""
         job = settlement.job
         options = next_options(job, self._engine.keeping.last_header(job), decision.failure)
-        self._proxy.options.update(options, retries=job.attempt)
+        options["retries"] = job.attempt
+        if decision.failure.final == THROWN:
+            # Under Dramatiq alone a failure that `throws` rules out leaves the message as it came.
+            options = {name: value for name, value in options.items() if name == HEADER}
+        self._proxy.options.update(options)
         self._proxy.fail()
         self._delivery.exit = leaves
         tell_end(self._broker, self._proxy, settlement.begun, decision)

@@ -19,7 +19,16 @@ from dramatiq.middleware.middleware import MiddlewareError
 from ..engine.layers import RetryOn
 from ..errors import InvalidRetryPolicy, InvalidState, Unpublishable
 from ..messages import HEADER, RETRY_OPTION
-from ..rules.failures import ErrorMap, Failure, Interrupted, Mapped, Outcome, outcome_of
+from ..rules.failures import (
+    ErrorMap,
+    Failure,
+    Interrupted,
+    Mapped,
+    Outcome,
+    cut,
+    outcome_of,
+    safe_repr,
+)
 from ..rules.job import Header, Job, count_of, decoded
 from .compat import message_in
 
@@ -32,6 +41,8 @@ WORKER_ERRORS: dict[type[BaseException], Mapped] = {TimeLimitExceeded: "timeout"
 
 THROWN = "which the actor's throws option rules out"
 RETRY_WHEN_SAID_NO = "and the actor's retry_when said no"
+_RETRY_WHEN_FAILED = "and the actor's retry_when failed with"
+_MOST = 200
 
 
 class NotRun(MiddlewareError, NativeRetry):
@@ -118,8 +129,8 @@ def outcome(
     if throws and isinstance(exc, throws):
         return dataclasses.replace(result, final=THROWN)
     retry_when = options.get("retry_when")
-    if retry_when is not None and not _wanted(retry_when, message.options.get("retries", 0), exc):
-        return dataclasses.replace(result, final=RETRY_WHEN_SAID_NO)
+    if retry_when is not None:
+        result = dataclasses.replace(result, final=_refused(retry_when, message, exc))
     return result
 
 
@@ -135,12 +146,19 @@ def _hint(milliseconds: Any) -> timedelta | None:
         return None
 
 
-def _wanted(retry_when: Callable[[int, BaseException], bool], retries: int, exc: BaseException) -> bool:
+def _refused(
+    retry_when: Callable[[int, BaseException], bool],
+    message: MessageProxy | dramatiq.Message[Any],
+    exc: BaseException,
+) -> str | None:
+    """Return why `retry_when` refuses a retry, or None; the job ends if it raises, as without the bridge."""
     try:
-        return bool(retry_when(retries, exc))
-    except Exception:
-        logger.exception("retry_when %r failed, and the job is retried", retry_when)
-        return True
+        return None if retry_when(message.options.get("retries", 0), exc) else RETRY_WHEN_SAID_NO
+    except Interrupt:
+        raise
+    except BaseException as error:  # even SystemExit: the job would be retried without end
+        logger.exception("job %s: retry_when %r failed, and the job ends", bare_job(message), retry_when)
+        return f"{_RETRY_WHEN_FAILED} {cut(safe_repr(error), _MOST)}"
 
 
 def next_options(job: Job, header: Header | None, failure: Failure | None) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class RetryOn:
 def _listed(said: object, place: str) -> list[Any]:
     listed = [*said] if isinstance(said, (list, tuple)) else [said]
     for named in listed:
-        if not ((isinstance(named, str) and named) or _is_exception(named)):
+        if not ((isinstance(named, str) and named) or is_exception(named)):
             raise ConfigurationError(
                 f"{place}: {named!r} must be 'failure', 'asked', or exception classes, or names of them"
             )
@@ -69,12 +69,13 @@ def _listed(said: object, place: str) -> list[Any]:
 
 def _class(place: str, named: Any) -> type[BaseException]:
     cls: Any = imported(place, named)
-    if not _is_exception(cls):
+    if not is_exception(cls):
         raise ConfigurationError(f"{place}: {named!r} is no exception class")
     return cls  # type: ignore[no-any-return]
 
 
-def _is_exception(cls: object) -> bool:
+def is_exception(cls: object) -> bool:
+    """Return whether a value is an exception class."""
     return isinstance(cls, type) and issubclass(cls, BaseException)
 
 

@@ -66,7 +66,6 @@ FAR = {"v": 1, "next_retry_at": "9999-01-01T00:00:00.000Z", "retry": {"non_retry
 DRAMATIQ: dict[str, dict[str, Any]] = {
     "a state that is no text": {"ojs": [1]},
     "a deep policy that is no text": {"ojs": {"v": 1, "retry": {"max_attempts": DEEP}}},
-    "a backoff that is no number": {"min_backoff": {"x": 1}},
     "a policy that is none": {"ojs_retry": {"max_attempts": float("nan")}},
     "an unread policy": {"ojs_retry": {"max_attempts": -1}},
     "a broken pipeline": {"pipe_target": {"x": 1}},
@@ -96,6 +95,8 @@ HARMLESS: dict[str, dict[str, Any]] = {
     "a time limit that is none": {"options": {"time_limit": "long"}},
     "an id that is a number": {"message_id": 42},
     "throws that are none": {"options": {"throws": "x"}},
+    "a backoff that is no number": {"options": {"min_backoff": {"x": 1}}},
+    "a limit that is no number": {"options": {"max_retries": "many"}},
 }
 
 

@@ -8,6 +8,8 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import dramatiq
@@ -55,8 +57,10 @@ PARTIALS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"max_retries": 0}, {"max_attempts": 1}),
     ({"max_retries": -3}, {"max_attempts": 1}),
     ({"max_retries": None}, {"max_attempts": LARGEST}),
-    ({"max_retries": "5"}, {"max_attempts": "5"}),
-    ({"max_retries": True}, {"max_attempts": True}),
+    ({"max_retries": True}, {"max_attempts": 2}),
+    ({"max_retries": 1.5}, {"max_attempts": 3}),
+    ({"max_retries": Decimal(2)}, {"max_attempts": 3}),
+    ({"max_retries": float("inf")}, {"max_attempts": LARGEST}),
     ({"retry_when": len, "max_retries": 5}, {"max_attempts": LARGEST}),
     ({"min_backoff": 500, "max_backoff": 2500}, {"initial_interval": "PT0.75S", "max_interval": "PT2.5S"}),
     ({"min_backoff": 0, "max_backoff": 0}, {"initial_interval": "PT0.001S", "max_interval": "PT0.001S"}),
@@ -66,8 +70,13 @@ PARTIALS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"min_backoff": 10**400}, {"initial_interval": "P7D", "max_interval": "P7D"}),
     ({"max_backoff": 1000}, {"initial_interval": "PT1S", "max_interval": "PT1S"}),
     ({"max_backoff": 10**30}, {"initial_interval": "PT22.5S", "max_interval": "P7D"}),
-    ({"min_backoff": "x", "max_backoff": 5}, {"initial_interval": "x"}),
-    ({"min_backoff": float("nan")}, {"initial_interval": float("nan")}),
+    ({"min_backoff": -5}, {"initial_interval": "PT0.001S", "max_interval": "PT0.001S"}),
+    (
+        {"min_backoff": Decimal(100), "max_backoff": -5},
+        {"initial_interval": "PT0.001S", "max_interval": "PT0.001S"},
+    ),
+    ({"min_backoff": timedelta(seconds=2)}, {"initial_interval": "PT3S", "max_interval": "P7D"}),
+    ({"min_backoff": True}, {"initial_interval": "PT0.0015S", "max_interval": "P7D"}),
 ]
 
 
@@ -105,7 +114,7 @@ NATIVE: dict[str, tuple[Any, dict[str, Any], dict[str, Any], int, str | None]] =
     "retry_when by count": (fails, {"retry_when": lambda n, e: n < 4}, {}, 5, "non_retryable"),
     "retry_when by error": (fails, {"retry_when": lambda n, e: e is None}, {}, 1, "non_retryable"),
     "retry_when that fails": (
-        raising(OSError, times=2), {"retry_when": lambda n, e: 1 / 0}, {}, 3, None,
+        raising(OSError, times=2), {"retry_when": lambda n, e: 1 / 0}, {}, 1, "non_retryable",
     ),
     "dramatiq.Retry": (raising(lambda: NativeRetry("again", delay=10), times=2), {}, {}, 3, None),
     "dramatiq.Retry is an attempt": (

@@ -421,7 +421,7 @@ def test_jobs_nobody_listens_to_are_retried_and_buried(broker: dramatiq.Broker, 
     assert (len(fine.runs), fleet.dead(fine), fleet.left()) == (1, [], 0)
 
 
-@pytest.mark.parametrize("options", [{"max_retries": "many"}, {"ojs": {}}, {"ojs": {"v": 9}}])
+@pytest.mark.parametrize("options", [{"ojs": {}}, {"ojs": {"v": 9}}])
 def test_what_nobody_can_read_is_not_run_unheard_either(unheard: Fleet, options: dict[str, Any]) -> None:
     job = unheard.send(unheard.actor(lambda n: None), **options)
     with unheard.working():

@@ -136,10 +136,11 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"ojs_retry": {"max_attempts": -1}}, InvalidRetryPolicy, "actor noop: max_attempts: -1"),
     ({"ojs_retry": {"tries": 3}}, InvalidRetryPolicy, "tries"),
     ({"ojs_retry": "often"}, InvalidRetryPolicy, "often"),
-    ({"max_retries": "many"}, InvalidRetryPolicy, "actor noop: max_attempts"),
+    ({"ojs_retry": {}, "max_retries": "many"}, InvalidRetryPolicy, "actor noop: max_retries='many'"),
+    ({"ojs_retry_on": "asked", "min_backoff": "1"}, InvalidRetryPolicy, "actor noop: min_backoff='1'"),
     ({"ojs_errors": {"TimeoutError": "x"}}, ConfigurationError, "actor noop: errors: the key 'TimeoutError'"),
     ({"ojs_errors": {OSError: 7}}, ConfigurationError, "actor noop: errors"),
-    ({"throws": ["OSError"]}, ConfigurationError, "actor noop: throws"),
+    ({"ojs_retry": {}, "throws": ["OSError"]}, InvalidRetryPolicy, "actor noop: throws"),
 ]
 
 
@@ -154,10 +155,29 @@ def test_an_actor_s_invalid_options_are_refused_where_it_is_declared(
     assert not stub.actors
 
 
-def test_invalid_native_options_of_actors_that_are_there_are_refused_too(stub: StubBroker) -> None:
-    dramatiq.actor(noop, broker=stub, max_retries="many")
-    with pytest.raises(InvalidRetryPolicy, match="actor noop: max_attempts"):
-        stub.add_middleware(OJSRetries(Bridge()))
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [{"max_retries": "many"}, {"min_backoff": "1"}, {"max_backoff": [1]}, {"min_backoff": float("nan")},
+     {"throws": ["OSError"]}, {"throws": (OSError, "KeyError")}],
+    ids=str,
+)  # fmt: skip
+def test_an_actor_with_native_options_that_cannot_be_read_stays_native(
+    stub: StubBroker, options: dict[str, Any], is_there: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It harms no other actor; its own `ojs_retry` for a job is refused with the reason."""
+    if is_there:
+        odd = dramatiq.actor(noop, broker=stub, **options)
+    retries = install(stub, policies={"*": {"max_attempts": 5}})
+    if not is_there:
+        odd = dramatiq.actor(noop, broker=stub, **options)
+    dramatiq.actor(noop, broker=stub, actor_name="other")
+    assert retries.actors.tasks["noop"] is None
+    assert retries.actors.tasks["other"] is not None
+    (name,) = options
+    assert f"actor noop: it keeps the native retries, for {name}=" in caplog.text
+    with pytest.raises(InvalidRetryPolicy, match=f"keeps the native retries, for {name}="):
+        odd.send_with_options(ojs_retry={"max_attempts": 2})
 
 
 @pytest.mark.parametrize("url", ["ojs.db", "nothing://x", "sqlite:/x", "redis+what://"])

@@ -20,7 +20,7 @@ from dramatiq.middleware import AgeLimit, CurrentMessage, Middleware, Retries, S
 from ....bridge import Bridge
 from ....config.policies import EntryFields
 from ....dramatiq import install
-from ....dramatiq.actors import OF_RETRIES, options_as_policy
+from ....dramatiq.actors import OF_RETRIES, options_as_policy, unreadable
 from ....dramatiq.brokers import PATIENCE, is_broker, is_rabbitmq, is_redis
 from ....dramatiq.compat import settings_of
 from ....engine.layers import in_ojs
@@ -77,8 +77,8 @@ def _plan(around: Around, broker: Broker, actor: Actor[..., Any]) -> Planned:
     if (option := settings.broken) is not None:
         value = f"{option}={getattr(settings, option)!r}"
         why = f"{value}: Dramatiq itself raises an error for it, and a job that fails is lost"
-        if option == "throws":
-            why += "; the bridge refuses an actor with it"
+        if unreadable({option: getattr(settings, option)}):
+            why += "; the bridge leaves the actor to Dramatiq"
         return Planned(actor.actor_name, unreadable=why)
     if opened := once(around.open_lines(settings)):
         native = NativeRetries.unknown()
