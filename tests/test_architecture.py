@@ -42,7 +42,7 @@ SIZES = {
     "files in celery": 19,  # 16
     "files in dramatiq": 15,  # 14
     "files": 150,  # 150
-    "lines of code": 20_870,  # 16,500
+    "lines of code": 20_945,  # 16,500
     "private functions of up to three lines that are called once": 54,  # 60
     "functions of more than 60 lines": 0,
     "files of more than 450 lines": 0,

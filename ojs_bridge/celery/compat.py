@@ -90,10 +90,10 @@ autoretry_options = {
 
 # Results
 handle_error_state = minor(
-    "handle_error_state", "celery.app.trace:TraceInfo", "know whether Celery stores that a job is retried"
+    "handle_error_state", "celery.app.trace:TraceInfo", "tell as Celery does that a killed job is retried"
 )
 mark_as_retry = minor(
-    "mark_as_retry", "celery.backends.base:Backend", "store a retry once, and before its run may end"
+    "mark_as_retry", "celery.backends.base:Backend", "store no retry after the end of its run"
 )
 handle_error_state_of, mark_as_retry_of = handle_error_state.reader(), mark_as_retry.reader()
 on_chord_part_return = minor(

@@ -24,10 +24,11 @@ from celery.worker import state
 from ..engine.storage_retry import Outage
 from ..errors import StoreError
 from ..rules.decision import Decision
+from ..rules.failures import HandlerFailed, safe_repr
 from ..store import Reservation
 from . import compat
 from .attach import attach
-from .outcomes import HandlerFailed
+from .outcomes import shown_exception
 from .sending import visibility_timeout
 from .wire import Arguments, known
 
@@ -77,15 +78,18 @@ class Hold(Reject):  # type: ignore[misc]
 
 def until_begun(error: BaseException) -> Hold:
     """Return the exception that has the worker hold a delivery until its job can begin."""
-    return Hold(repr(error), needs_store=isinstance(error, StoreError))
+    return Hold(safe_repr(error), needs_store=isinstance(error, StoreError))
 
 
-def held(request: Any, error: Exception, outcome: Unsettled | None = None, *, returnable: bool) -> Exception:
+def held(
+    request: Any, error: BaseException, outcome: Unsettled | None = None, *, returnable: bool
+) -> Exception:
     """Return the exception that has the worker hold a delivery without another place, if it still can."""
     if returnable:
-        return Hold(repr(error), outcome=outcome)
-    logger.critical("job %s is lost, being acknowledged before it ran: %r", known(request), error)
-    return error
+        return Hold(safe_repr(error), outcome=outcome)
+    why = safe_repr(error)
+    logger.critical("job %s is lost, being acknowledged before it ran: %s", known(request), why)
+    return shown_exception(error)
 
 
 class _Unsaid(logging.Filter):
@@ -100,8 +104,8 @@ logging.getLogger("celery.app.trace").addFilter(_Unsaid())
 
 def portable(unsettled: Unsettled) -> Unsettled | None:
     """Return an outcome that can be sent to another process; None if there is no such form of it."""
-    failed = HandlerFailed(f"{type(unsettled.shown).__name__}: {unsettled.shown}")
-    return next(filter(_can_be_sent, (unsettled, unsettled._replace(shown=failed))), None)
+    failed = unsettled._replace(shown=HandlerFailed.of(unsettled.shown))
+    return next(filter(_can_be_sent, (unsettled, failed)), None)
 
 
 def _can_be_sent(unsettled: Unsettled) -> bool:

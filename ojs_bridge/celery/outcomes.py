@@ -6,25 +6,33 @@ import logging
 import signal
 import sys
 import threading
-import traceback
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from datetime import datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
 from numbers import Real
 from typing import Any
-from weakref import WeakSet
 
 from billiard import common, current_process, pool
 from celery import Task, states
 from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, WorkerShutdown, WorkerTerminate
 from celery.result import AsyncResult
+from celery.utils.serialization import get_pickleable_exception
 
-from ..engine.events import let_through
+from ..engine.events import let_through, log_error, strikes
 from ..engine.reservations import TakenOver
 from ..engine.runs import Run
-from ..rules.failures import ErrorMap, Failure, Outcome, outcome_of, text_of
+from ..rules.failures import (
+    ErrorMap,
+    Failure,
+    HandlerFailed,
+    Outcome,
+    can_be_shown,
+    name_of,
+    outcome_of,
+)
 from ..rules.job import Job
 from . import compat
 from .wire import known
@@ -34,11 +42,9 @@ logger = logging.getLogger("ojs_bridge")
 
 #: Green pools end a task with exceptions of these modules.
 _GREEN = ("gevent", "greenlet", "eventlet")
+#: The attribute of a request whose job is on its way again: its task, and when its run began.
+_RETRIED = "ojs_retried"
 _SOFT_TIMEOUT = compat.soft_timeout_signal(pool)
-
-
-class HandlerFailed(Exception):
-    """Stands for an exception that Celery's pools cannot carry, such as MemoryError or SystemExit."""
 
 
 class LostAttempt(Exception):
@@ -74,9 +80,9 @@ def task_outcome(task: Task, raised: BaseException, wish: Wish | None, run: Run,
     if wish is not None and wish.raised_as(raised):
         # Unless an owner has set waits, those of the policy are for autoretry_for alone.
         default = wish.default_delay if run.task.layers.waits_are_native else None
-        cause = wish.cause or _causeless(wish, run)
+        cause = _causeless(wish, run) if wish.cause is None else wish.cause
         return _asked(cause, wish.after(now, zone), run.task.errors, default)
-    if isinstance(raised, Retry):
+    if issubclass(type(raised), Retry):
         return _asked(_reason(raised), _hint(raised, now, zone), run.task.errors)
     return outcome_of(raised, run.task.errors, run.task.layers.retries.rules_out(raised))
 
@@ -99,39 +105,44 @@ def _asked(
     return replace(asked, code="RETRY", retry_after=default if said is None else said)
 
 
-def _reason(signal: Retry) -> BaseException:
-    reason: BaseException = signal.exc if isinstance(signal.exc, BaseException) else signal
+def _reason(signal: Any) -> BaseException:
+    reason: BaseException = signal.exc if issubclass(type(signal.exc), BaseException) else signal
     return reason
 
 
-def _hint(signal: Retry, now: datetime, zone: Any) -> timedelta | None:
+def _hint(signal: Any, now: datetime, zone: Any) -> timedelta | None:
     """Return the delay that Celery's Retry asks for; None if it is no time."""
     with suppress(ValueError):
         return countdown_of(signal.when) if isinstance(signal.when, Real) else until(signal.when, now, zone)
     return None
 
 
-def shown_exception(raised: BaseException, wish: Wish | None) -> Exception:
-    """Return the exception for Celery: its pools can carry it, and it ends the job."""
-    if wish and raised is wish.signal:
+def shown_exception(raised: BaseException, wish: Wish | None = None) -> Exception:
+    """Return the exception for Celery: it ends the job.
+
+    What Celery cannot show, store or send to its main process would lose the job. Another one stands for it.
+    """
+    if wish is not None and raised is wish.signal:
         raised = wish.error
-    elif isinstance(raised, Retry):
+    elif issubclass(type(raised), Retry):
         raised = _reason(raised)
-    if isinstance(raised, Exception) and not isinstance(raised, (MemoryError, Retry)):
-        error: Exception = raised
-        return error
-    return HandlerFailed(f"{type(raised).__name__}: {text_of(raised)}").with_traceback(raised.__traceback__)
+    if not issubclass(type(raised), (MemoryError, Retry)) and can_be_shown(raised):
+        with suppress(BaseException):
+            get_pickleable_exception(raised)
+            if isinstance(raised, Exception):
+                return raised
+    return HandlerFailed.of(raised)
 
 
 def is_the_tasks_own(exc: BaseException, task: Task, request: Any) -> bool:
     """Return whether the task itself raised this, and not Celery's pool, to end it."""
-    if isinstance(exc, SystemExit):
+    if issubclass(type(exc), SystemExit):
         return not _is_aimed(exc)
-    if isinstance(exc, Exception) or not type(exc).__module__.startswith(_GREEN):
+    if issubclass(type(exc), Exception) or not name_of(type(exc)).startswith(_GREEN):
         return True
     # A task may use timeouts itself; the pool has one only for a hard time limit.
     limited = bool((request.timelimit or (None,))[0] or task.time_limit)
-    return "Timeout" in type(exc).__name__ and not limited
+    return "Timeout" in name_of(type(exc)) and not limited
 
 
 @contextmanager
@@ -149,16 +160,16 @@ def undisturbed() -> Iterator[None]:
 
 def _is_aimed(exc: BaseException) -> bool:
     """Return whether Celery or its pool raises this from outside, to end what the thread does."""
-    if isinstance(exc, (WorkerShutdown, WorkerTerminate)):
+    if issubclass(type(exc), (WorkerShutdown, WorkerTerminate)):
         return True
-    if isinstance(exc, SystemExit):
+    if issubclass(type(exc), SystemExit):
         # Billiard may have raised it, to end a terminated child.
         fired = compat.terminate_handler_fired(common, None)
         # An older billiard does not say so; only its child processes end this way.
         return bool(fired()) if fired else current_process().name != "MainProcess"
-    if isinstance(exc, Exception):
-        return isinstance(exc, SoftTimeLimitExceeded)
-    return type(exc).__module__.startswith(_GREEN)
+    if issubclass(type(exc), Exception):
+        return issubclass(type(exc), SoftTimeLimitExceeded)
+    return name_of(type(exc)).startswith(_GREEN)
 
 
 let_through(_is_aimed)
@@ -249,37 +260,53 @@ def _reopen(backend: Any, job_id: str, group_id: str) -> None:
         pipe.execute()
 
 
-def store_retry(task: Task, request: Any, signal: Retry) -> None:
-    """Store the state RETRY of a job, if Celery would; Celery does not store it again. Never raises."""
+def retried(
+    task: Task, request: Any, run: Run, delay: float, cause: Exception | None, shown: Exception
+) -> Exception:
+    """Return the exception that tells Celery of a job that is on its way again; raises no error."""
     try:
-        compat.handle_error_state_of(_EarlyRetry(states.RETRY, signal))(task, request)
-    except Exception:
-        logger.exception("job %s is sent on, though its state cannot be stored", known(request))
-
-
-class _EarlyRetry(compat.TraceInfo):  # type: ignore[misc]
-    """Celery's rule on which errors are stored, without its other steps of a retry."""
-
-    __slots__ = ()
-
-    def handle_retry(self, task: Task, req: Any, store_errors: bool = True, **_: Any) -> None:
-        if not store_errors:
-            return
+        signal: Exception = Retry(exc=cause, when=delay, is_eager=request.is_eager)
+        # Celery raises a Retry while it handles the task's error, and shows the error's traceback.
+        signal.__context__ = shown
         mark = compat.mark_as_retry_of(task.backend)
-        if not isinstance(mark, _MarkOnce):
-            mark = _MarkOnce(mark)
-            setattr(task.backend, compat.mark_as_retry.name, mark)
-        mark.stored.add(req)
-        shown = "".join(traceback.format_exception(self.retval))
-        mark.mark(req.id, self.retval.exc, shown, request=req)
+        if not isinstance(mark, _InTime):
+            setattr(task.backend, compat.mark_as_retry.name, _InTime(mark))
+        began = datetime.now(timezone.utc) - timedelta(seconds=time.monotonic() - run.since)
+        setattr(request, _RETRIED, (task, began))
+    except BaseException as error:
+        if strikes(error):
+            raise
+        log_error(error, "job %s is sent on, though Celery cannot tell of it", run.job)
+        return ignored("its job is sent on")
+    return signal
 
 
-class _MarkOnce:
-    """A backend's `mark_as_retry`, which skips the requests whose retry is stored already."""
+@dataclass(frozen=True)
+class _InTime:
+    """A backend's `mark_as_retry`: for a job that is on its way again it never raises, nor comes too late."""
 
-    def __init__(self, mark: Callable[..., Any]) -> None:
-        self.mark = mark
-        self.stored: WeakSet[Any] = WeakSet()
+    mark: Callable[..., Any]
 
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        return None if options.get("request") in self.stored else self.mark(*args, **options)
+    def __call__(self, *args: Any, **options: Any) -> None:
+        request: Any = options.get("request")
+        retried: Any = getattr(request, _RETRIED, None)
+        try:
+            if retried is not None:
+                task, began = retried
+                result = task.AsyncResult(request.id)
+                if result.state in states.READY_STATES and _is_after(began, result, task):
+                    # Its next run has ended. This state would be the last one.
+                    return
+            self.mark(*args, **options)
+        except BaseException as error:
+            if retried is None or strikes(error):
+                raise
+            log_error(error, "job %s is sent on, though its state cannot be stored", known(request))
+
+
+def report_retry(task: Task, request: Any, signal: Retry) -> None:
+    """Do for a job whose process died what Celery does when a task raises Retry; may raise anything."""
+    try:
+        raise signal
+    except Retry:
+        compat.handle_error_state_of(compat.TraceInfo(states.RETRY, signal))(task, request)

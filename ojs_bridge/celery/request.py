@@ -11,11 +11,11 @@ from typing import Any
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
-from celery import signals
 from celery.exceptions import Ignore, Reject, Retry
 from celery.worker import state
 from celery.worker.request import Request
 
+from ..engine.events import log_error
 from ..engine.storage_retry import at_once
 from ..messages import HEADER
 from ..rules.job import Job
@@ -23,7 +23,7 @@ from ..store import Reservation
 from . import compat
 from .attach import attach
 from .holding import Hold, forget, hold
-from .outcomes import count_in_chord
+from .outcomes import count_in_chord, report_retry
 from .run import TaskRun
 from .sending import REJECTED
 from .wire import KEY, OUTCOME, carried, chain_of, known
@@ -174,16 +174,17 @@ class OJSRequest(Request):  # type: ignore[misc]
     def _ojs_report_retry(self, signal: Retry, exc: Exception, exc_info: Any) -> None:
         if self.task.acks_late:
             self.acknowledge()
-        self.send_event("task-retried", exception=repr(exc), traceback=str(exc_info.traceback))
-        stack, context = compat.request_stack(self.task), compat.context(self)
-        stack.push(context)
         try:
-            self.task.on_retry(exc, self.id, self.args, self.kwargs, exc_info)
-            signals.task_retry.send(self.task, request=context, reason=signal, einfo=exc_info)
-        except Exception:
-            logger.exception("job %s was sent on; what reports its retry failed", known(self))
-        finally:
-            stack.pop()
+            self.send_event("task-retried", exception=repr(exc), traceback=str(exc_info.traceback))
+            stack, context = compat.request_stack(self.task), compat.context(self)
+            context.args, context.kwargs = self.args, self.kwargs
+            stack.push(context)
+            try:
+                report_retry(self.task, context, signal)
+            finally:
+                stack.pop()
+        except Exception as error:  # noqa: BLE001 - it goes to the log
+            log_error(error, "job %s was sent on; what reports its retry failed", known(self))
 
 
 def _is_over(request: Any) -> bool:

@@ -15,17 +15,18 @@ from typing import Any
 
 from billiard.exceptions import WorkerLostError
 from celery import Task
-from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from typing_extensions import assert_never
 
 from ..engine.carrying import NotCarried
 from ..engine.engine import Engine
+from ..engine.events import log_error
 from ..engine.reservations import TakenOver
 from ..engine.runs import Drop, Lost, Onward, Postpone, Refuse, Run, Settlement
 from ..errors import InvalidState, StoreError, Unstorable
 from ..messages import HEADER, parameters_of
 from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
-from ..rules.failures import outcome_of
+from ..rules.failures import outcome_of, traceback_of
 from ..rules.job import Job
 from . import sending
 from . import wire as wires
@@ -40,8 +41,8 @@ from .outcomes import (
     ignored,
     is_the_tasks_own,
     reopen_chord,
+    retried,
     shown_exception,
-    store_retry,
     task_outcome,
     undisturbed,
 )
@@ -76,7 +77,10 @@ class TaskRun:
         self._asked = NOTHING_ASKED
         #: The task's error, as Celery shows it, and the exception that tells Celery of the end.
         self._shown: Exception = Ignore()
-        self._signal: Any = self._shown
+        self._signal: Exception = self._shown
+        #: The decision on a job that goes on, when it was carried out, and an eager retry's signature.
+        self._goes_on: RetryAt | SnoozeUntil | None = None
+        self._again: Any = None
 
     def run(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the user's code and carry the decision out; raises the exception that tells Celery of it."""
@@ -125,7 +129,7 @@ class TaskRun:
             raise
         except BaseException as exc:  # noqa: BLE001 - an error of the pool is raised again below
             # Raising it again adds this frame a second time.
-            raised = exc.with_traceback(exc.__traceback__ and exc.__traceback__.tb_next)
+            raised = BaseException.with_traceback(exc, (found := traceback_of(exc)) and found.tb_next)
         else:
             if self._wish is None or self._wish.refused:
                 self._succeed()
@@ -295,7 +299,7 @@ class TaskRun:
 
     def _fail(self, raised: BaseException) -> Exception:
         """Judge a failure and carry its decision out."""
-        if self._wish and not self._wish.raised_as(raised):
+        if self._wish is not None and not self._wish.raised_as(raised):
             self._wish = None
         begun, wish = self._begun or self._begin(), self._wish
         decision = None if wish is None else wish.decision
@@ -304,8 +308,8 @@ class TaskRun:
                 begun = self._as_of_now(begun)
                 outcome = task_outcome(self._task, raised, None, begun, self.engine.now())
                 decision = self.engine.judge(begun, outcome)
-            except Exception as error:
-                logger.exception("job %s: its failure cannot be judged", begun.job)
+            except Exception as error:  # noqa: BLE001 - it goes to the log
+                log_error(error, "job %s: its failure cannot be judged", begun.job)
                 decision = self.engine.carrying.impossible(begun.job, None, error)
         if isinstance(decision, (RetryAt, SnoozeUntil)):
             self._asked = self._changes(begun, raised)
@@ -332,16 +336,11 @@ class TaskRun:
         that was taken over is dropped.
         """
         self._shown = self._signal = shown
-        cause = self._wish.cause if self._wish and shown is self._wish.error else shown
+        cause: Exception | None = shown
+        if self._wish is not None and self._wish.exc is None and shown is self._wish.error:
+            cause = None if self._wish.cause is None else shown_exception(self._wish.cause)
         try:
             self.engine.settling.check(begun)
-            if isinstance(decision, (RetryAt, SnoozeUntil)):
-                self._signal = Retry(exc=cause, when=decision.delay, is_eager=self._request.is_eager)
-                # Celery raises a Retry while it handles the task's error, and shows the error's traceback.
-                self._signal.__context__ = shown
-                if not self._request.is_eager:
-                    # The next run may end before Celery hears of this one.
-                    store_retry(self._task, self._request, self._signal)
             self.engine.carrying.carry(begun, decision, self)
         except TakenOver as late:
             return dropped(begun.job, late, returnable=self.can_wait)
@@ -349,11 +348,14 @@ class TaskRun:
             if isinstance(begun, Run):
                 self.engine.reservations.expire(begun)
             goes_on = isinstance(left.decision, (RetryAt, SnoozeUntil))
-            seen: Any = (cause or shown) if goes_on else shown
+            seen = cause if goes_on and cause is not None else shown
             outcome = portable(Unsettled(os.getpid(), left.decision, seen, *self._asked))
             return held(self._request, left.error, outcome, returnable=self.can_wait)
-        signal: Exception = self._signal
-        return signal
+        if self._goes_on is not None and isinstance(begun, Run):
+            signal = retried(self._task, self._request, begun, self._goes_on.delay, cause, shown)
+            vars(signal)["sig"] = self._again
+            return signal
+        return self._signal
 
     def _refuse(self, refused: Refuse) -> Exception:
         """Keep a job that cannot be read as a dead letter."""
@@ -411,7 +413,8 @@ class TaskRun:
                 if eager:
                     # A due time would only postpone what runs at once.
                     now = self.engine.keeping.header(job._replace(next_retry_at=None))
-                    self._signal.sig = eager_signature(self._task, self._request, self._asked, job, now)
+                    self._again = eager_signature(self._task, self._request, self._asked, job, now)
+                self._goes_on = decision
             case Discarded() | DeadLettered():
                 self._signal = self._shown
                 if isinstance(decision, DeadLettered) and not settlement.in_store and not eager:

@@ -21,7 +21,7 @@ from kombu.serialization import dumps
 from ..engine.runs import Run
 from ..messages import HEADER
 from ..rules.decision import Decision, RetryAt
-from ..rules.failures import safe_repr
+from ..rules.failures import safe_repr, traceback_of
 from ..rules.job import Header, Job
 from ..rules.policy import RetryPolicy
 from .attach import LATER, LONGEST, attempts, automatic, autoretry_for, check_signatures
@@ -115,12 +115,12 @@ def automatically(task: Task, raised: BaseException, given: Callable[..., Argume
 
     The limit and the waits in them are in the policy. `given` returns the arguments of the run.
     """
-    if not isinstance(raised, autoretry_for(task)):
+    if not issubclass(type(raised), autoretry_for(task)):
         return NOTHING_ASKED
     never = (TaskPredicate, *automatic(task, "dont_autoretry_for", default=()))
     kept = automatic(task, "retry_kwargs", default=None) or {}
     options = {name: kept[name] for name in kept if name not in ("max_retries", "countdown", "throw")}
-    if not options or isinstance(raised, never):
+    if not options or issubclass(type(raised), never):
         return NOTHING_ASKED
     if options.pop("eta", None):
         say_once(task, "eta", "a time in retry_kwargs would be the same for every job")
@@ -200,11 +200,16 @@ class Wish:
     decision: Decision | None = None
 
     def __post_init__(self) -> None:
-        self.exc = _raised(self.exc) if self.exc else None
-        self.cause = self.exc or sys.exc_info()[1]
-        shown = self.cause if isinstance(self.cause, Exception) else None
-        self.signal = Retry(exc=shown, when=self.eta or self.countdown)
-        self.error = self.exc or MaxRetriesExceededError("self.retry() was called, and no attempt is left")
+        # An error may say of itself that it is false.
+        is_given = issubclass(type(self.exc), (BaseException, type)) or bool(self.exc)
+        self.exc = _raised(self.exc) if is_given else None
+        self.cause = sys.exc_info()[1] if self.exc is None else self.exc
+        self.signal = Retry(when=self.eta or self.countdown)
+        if self.cause is not None and issubclass(type(self.cause), Exception):
+            # Celery's Retry would read it, and it may raise.
+            self.signal.exc, self.signal.excs = self.cause, safe_repr(self.cause)
+        exceeded = MaxRetriesExceededError("self.retry() was called, and no attempt is left")
+        self.error = exceeded if self.exc is None else self.exc
         self.options = _checked(self.task, self.options)
         if self.args is not None or self.kwargs is not None:
             self.arguments = changed(self.task.run, self.given, self.args, self.kwargs)
@@ -282,12 +287,12 @@ def countdown_of(countdown: Any) -> timedelta | None:
 
 def _raised(exc: Any) -> BaseException:
     """Return what `raise exc` raises: `exc`, an instance of it, or the error that it cannot be raised."""
-    if isinstance(exc, BaseException):
-        return exc
+    if issubclass(type(exc), BaseException):
+        return exc  # type: ignore[no-any-return]
     try:
         raise exc
     except BaseException as raised:  # noqa: BLE001 - it is not raised here
-        return raised.with_traceback(raised.__traceback__ and raised.__traceback__.tb_next)
+        return BaseException.with_traceback(raised, (found := traceback_of(raised)) and found.tb_next)
 
 
 def say_once(task: Task, option: str, why: str) -> None:

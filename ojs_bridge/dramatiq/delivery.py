@@ -7,9 +7,11 @@ killed would lose the job's pipeline, callbacks and result.
 from __future__ import annotations
 
 import enum
+import functools
 import logging
+import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dramatiq import Message
@@ -22,6 +24,7 @@ from ..engine.instruments import Entered
 from ..engine.reservations import TakenOver
 from ..engine.runs import Postpone, Refuse, Run
 from ..rules.decision import Complete, DeadLettered, Discarded
+from ..rules.failures import HandlerFailed, can_be_shown
 from ..rules.policy import LARGEST
 from .actors import ONCE
 from .compat import REDIS_ID, message_in, redelivered
@@ -125,6 +128,37 @@ def restore_arguments(message: MessageProxy) -> None:
         restored = inside.copy(args=sent.args, kwargs=sent.kwargs)
         vars(restored)[_DELIVERED] = data
         setattr(message, inner.name, restored)
+
+
+class _Entering(threading.local):
+    """The actor that the worker is about to call in this thread for a job under the bridge."""
+
+    actor: str | None = None
+
+
+entering = _Entering()
+
+
+def listening(actor: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function of an actor, whose errors a worker can handle; a direct call is as ever.
+
+    Dramatiq asks an error for its class, its text and more before it tells its middleware. A thread in which
+    that raises would die, and its job with it.
+    """
+
+    @functools.wraps(run)
+    def heard(*args: Any, **kwargs: Any) -> Any:
+        called, entering.actor = entering.actor, None
+        try:
+            return run(*args, **kwargs)
+        except BaseException as error:
+            if called != actor or can_be_shown(error):
+                raise
+            failed = HandlerFailed.of(error)
+        # The error is in no context of what stands for it.
+        raise failed
+
+    return heard
 
 
 #: Every message is asked for it: a default is quicker than an attribute that may be missing.

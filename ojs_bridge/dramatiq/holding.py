@@ -115,7 +115,8 @@ def came_of_interrupt(exception: BaseException | None) -> bool:
     for _ in range(20):
         if exception is None or isinstance(exception, Interrupt):
             return exception is not None
-        exception = exception.__cause__ or exception.__context__
+        cause = exception.__cause__
+        exception = exception.__context__ if cause is None else cause
     return False
 
 

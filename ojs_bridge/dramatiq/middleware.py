@@ -34,7 +34,7 @@ from .compat import (
 )
 from .consumer import SettlingConsumer, wrap
 from .dead_queues import DramatiqDeadQueues
-from .delivery import DELAYED_AS, keep_what_is_delivered
+from .delivery import DELAYED_AS, keep_what_is_delivered, listening
 from .holding import Holding
 from .on_redis import present
 from .publishing import SENT, WISHING, DramatiqPublisher, add_headers, carry_wishes, sending_on, tell_apart
@@ -81,7 +81,7 @@ class OJSRetries(Retries):
         self._runs = Runs(self.bridge, self.actors, self._holding)
         self._watches: dict[Any, Watch] = {}
         self._presences: dict[Any, Presence] = {}
-        self._swapped = self._is_program = False
+        self._swapped = self._is_program = self._has_booted = False
         #: The job that a thread sends, and the context in which instruments hear of it.
         self._sending = threading.local()
 
@@ -100,6 +100,8 @@ class OJSRetries(Retries):
         self.take_over(broker)
         if actor.actor_name not in self.actors.tasks:
             self.actors.declare(actor)
+        if self._has_booted:
+            actor.fn = listening(actor.actor_name, actor.fn)
 
     def after_declare_queue(self, broker: Broker, queue_name: str) -> None:
         """Take the place of the stock `Retries` as soon as the broker is known."""
@@ -114,6 +116,9 @@ class OJSRetries(Retries):
         """Check the set-up, and wrap the broker's consumers; raises BootError."""
         self.take_over(broker)
         self._check(broker)
+        for actor in broker.actors.values() if not self._has_booted else ():
+            actor.fn = listening(actor.actor_name, actor.fn)
+        self._has_booted = True
         count_members_once(broker)
         wrap(broker)
         self._holding.boot(broker)
@@ -317,7 +322,7 @@ def _counting_once(callbacks: Any) -> Any:
     def after_process_message(
         broker: Broker, message: Any, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        group = None if exception else message.options.get("group_completion_uuid")
+        group = None if exception is not None else message.options.get("group_completion_uuid")
         if group is None:
             return
         limits, ttl = rate_limiter_backend(callbacks), barrier_ttl(callbacks, BARRIER_TTL)

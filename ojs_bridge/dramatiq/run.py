@@ -24,6 +24,7 @@ from ..engine.storage_retry import at_once
 from ..errors import InvalidRetryPolicy, InvalidState, StoreError, Unroutable, Unstorable
 from ..messages import HEADER
 from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
+from ..rules.failures import HandlerFailed
 from ..rules.job import Job
 from .actors import Actors, names_exceptions
 from .brokers import error_in_words, is_refusal
@@ -38,6 +39,7 @@ from .delivery import (
     Exit,
     delivery_of,
     drop,
+    entering,
     publication,
     restore_arguments,
     stock_logger,
@@ -81,6 +83,7 @@ class Runs:
         if task is not None:
             # If anything ends this delivery before its job has another place, the job goes back to its queue.
             delivery.exit = UNBEGUN
+            entering.actor = inside.actor_name
             # Without a store and listeners, nobody hears of a success: a plain job begins when it has failed.
             is_plain = self.bridge.engine.is_silent and READ.isdisjoint(inside.options)
             if is_plain and not (self.holding.is_stopping and self.holding.stops()):
@@ -220,7 +223,8 @@ class ActorRun:
             bare = bare_job(message, max_age(self._broker, message))
             if not WISHING.isdisjoint(message.options):
                 carry_wishes(message.options)
-            if not names_exceptions(message.options.get("throws")):
+            throws = message.options.get("throws")
+            if throws and not names_exceptions(throws):
                 logger.warning("job %s: its throws option names no exception classes", bare)
                 del message.options["throws"]
             job, publication_ = job_of(message, bare), publication(self._proxy)
@@ -374,6 +378,8 @@ class ActorRun:
             case Run():
                 options = self._broker.get_actor(self._proxy.actor_name).options
                 errors, retries = begun.task.errors, begun.task.layers.retries
+                if type(exception) is HandlerFailed and exception.itself is not None:
+                    exception = exception.itself
                 return self._engine.judge(begun, outcome(self._proxy, options, exception, errors, retries))
 
     def message(self, onward: Onward | None) -> Outgoing:

@@ -25,6 +25,7 @@ from ..rules.failures import (
     Interrupted,
     Mapped,
     Outcome,
+    cause_of,
     cut,
     outcome_of,
     safe_repr,
@@ -115,18 +116,21 @@ def outcome(
     retry_on: RetryOn,
 ) -> Outcome:
     """Translate an exception of an actor by the bridge's rules, and by Dramatiq's own."""
-    if isinstance(exc.__cause__, Interrupt):
+    cause = cause_of(exc)
+    if cause is not None and issubclass(type(cause), Interrupt):
         # An async actor that does not end in time raises a RuntimeError from its interrupt.
-        exc = exc.__cause__
-    if isinstance(exc, Shutdown):
+        exc = cause
+    # `isinstance` would ask the error for its class, which may raise.
+    kind = type(exc)
+    if issubclass(kind, Shutdown):
         return Interrupted()
-    result = outcome_of(exc, errors, None if isinstance(exc, NativeRetry) else retry_on.rules_out(exc))
+    result = outcome_of(exc, errors, None if issubclass(kind, NativeRetry) else retry_on.rules_out(exc))
     if not isinstance(result, Failure):
         return result
-    if isinstance(exc, NativeRetry):
-        result = dataclasses.replace(result, retry_after=_hint(exc.delay))
+    if issubclass(kind, NativeRetry):
+        result = dataclasses.replace(result, retry_after=_hint(getattr(exc, "delay", None)))
     throws = message.options.get("throws") or options.get("throws")
-    if throws and isinstance(exc, throws):
+    if throws and issubclass(kind, throws):
         return dataclasses.replace(result, final=THROWN)
     retry_when = options.get("retry_when")
     if retry_when is not None:
@@ -201,7 +205,10 @@ def _travels(name: str, value: Any) -> bool:
 
 def original(message: MessageProxy | dramatiq.Message[Any]) -> dict[str, Any]:
     """Return a message as the store keeps it: the bytes of the application's own encoder."""
-    encoded = encodable(message).encode()
+    try:
+        encoded = message.encode()
+    except Exception:  # noqa: BLE001 - the application's own encoder may raise anything
+        encoded = encodable(message).encode()
     try:
         return {"encoded": encoded.decode("utf-8"), "encoding": "utf-8"}
     except UnicodeDecodeError:

@@ -18,7 +18,7 @@ from ..rules.job import Job
 from ..rules.policy import RetryPolicy
 from . import events
 from .context import Context
-from .events import harmless
+from .events import harmless, log_error, strikes
 from .heartbeat import SUSPICION
 from .keeping import Keeping, fates_of
 from .rates import Rates
@@ -126,8 +126,8 @@ class Settling:
 class NotCarried(Exception):
     """A decision found no place, because of `error`; it may find one later."""
 
-    def __init__(self, decision: Decision, error: Exception) -> None:
-        super().__init__(repr(error))
+    def __init__(self, decision: Decision, error: BaseException) -> None:
+        super().__init__(safe_repr(error))
         self.decision = decision
         self.error = error
 
@@ -150,14 +150,18 @@ class Carrying:
         try:
             with self._instruments.step("ojs.nack", begun.job) if self._instruments.all else nullcontext():
                 self._carry(begun, decision, outlet)
-        except Exception as error:
+        except BaseException as error:
+            if strikes(error):
+                raise
             if outlet.can_wait and isinstance(error, outlet.unreachable):
                 raise NotCarried(decision, error) from error
-            logger.exception("job %s: its decision cannot be carried out", begun.job)
+            log_error(error, "job %s: its decision cannot be carried out", begun.job)
             decision = self.impossible(begun.job, decision, error)
             try:
                 self._carry(begun, decision, outlet)
-            except Exception as worse:
+            except BaseException as worse:
+                if strikes(worse):
+                    raise
                 raise NotCarried(decision, worse) from worse
         self._settling.settle(begun, decision)
 
@@ -222,7 +226,7 @@ class Carrying:
         else:
             outlet.publish(message, onward.at)
 
-    def impossible(self, job: Job, decision: Decision | None, error: Exception) -> DeadLettered:
+    def impossible(self, job: Job, decision: Decision | None, error: BaseException) -> DeadLettered:
         """Return the decision for a job whose own message stands in the way of the decision before."""
         why = cut(safe_repr(error), MAX_MESSAGE)
         type_ = error.type if isinstance(error, InvalidState) else "bridge.undeliverable"

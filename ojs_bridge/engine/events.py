@@ -317,6 +317,11 @@ def is_aimed(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) or any(aimed(error) for aimed in _aimed)
 
 
+def strikes(error: BaseException) -> bool:
+    """Return whether an exception is aimed at the thread, and is no error such as a job's time limit."""
+    return not isinstance(error, Exception) and is_aimed(error)
+
+
 def log_error(error: BaseException, text: str, *values: object) -> None:
     """Log an error, an outage of the store in one line; a log that fails harms nobody."""
     with suppress(Exception):
@@ -334,6 +339,6 @@ def harmless(job: Job, step: Callable[..., object], *arguments: Any, **named: An
     try:
         step(*arguments, **named)
     except BaseException as error:
-        if is_aimed(error) and not isinstance(error, Exception):
+        if strikes(error):
             raise
         log_error(error, "job %s: an error after its decision was carried out; the job is not affected", job)

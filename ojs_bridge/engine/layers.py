@@ -44,9 +44,9 @@ class RetryOn:
 
     def rules_out(self, exc: BaseException) -> str | None:
         """Return why an error of the task's code is not retried, or None; raises ConfigurationError."""
-        if self.is_every or isinstance(exc, Response):
+        if self.is_every or issubclass(type(exc), Response):
             return None
-        if isinstance(exc, self.resolve()) and not isinstance(exc, self._never):
+        if issubclass(type(exc), self.resolve()) and not issubclass(type(exc), self._never):
             return None
         return NOT_ASKED
 

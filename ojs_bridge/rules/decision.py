@@ -138,7 +138,7 @@ def _delay(policy: RetryPolicy, job: Job, failure: Failure, rng: Rng, *, capped:
         rng = policy.jitter.rng(job.id, job.attempt)
     try:
         return policy.delay(job.attempt, rng=rng, failure=failure), ""
-    except Exception as error:  # noqa: BLE001 - a custom strategy is the user's code, and may not lose the job
+    except BaseException as error:  # noqa: BLE001 - a custom strategy is the user's code, and may not lose the job
         return (
             policy.max_interval.total_seconds(),
             f", max_interval, because the custom backoff failed: {cut(safe_repr(error), 200)}",

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import MappingProxyType, TracebackType
@@ -106,7 +108,6 @@ class Snooze(Exception):
 #: The error map's value for an exception class: its error type, or its type and a response code.
 Mapped: TypeAlias = "str | tuple[str, ResponseCode]"
 
-UNREADABLE = "exception.unreadable"
 MAX_TYPE = 255
 MAX_MESSAGE = 4_000
 MAX_DETAILS = 4_000
@@ -185,71 +186,118 @@ class ErrorMap:
     def find(self, cls: type[BaseException]) -> tuple[str, ResponseCode] | None:
         """Return the error type and response code for a class, or None when no entry covers it."""
         if self._mapped:
-            for base in cls.__mro__:
+            for base in _MRO(cls):
                 if entry := self._mapped.get(base):
                     return entry
         return None
 
 
+#: What a class is called and where it comes from, and where an error was raised: no class can hide that.
+_MODULE, _QUALNAME, _NAME, _MRO = (
+    type.__dict__[name].__get__ for name in ("__module__", "__qualname__", "__name__", "__mro__")
+)
+traceback_of: Callable[[BaseException], TracebackType | None]
+cause_of: Callable[[BaseException], BaseException | None]
+traceback_of, cause_of = (BaseException.__dict__[name].__get__ for name in ("__traceback__", "__cause__"))
+
+
+class HandlerFailed(Exception):
+    """Stands for an exception that a framework cannot show, store or send; MemoryError is one."""
+
+    #: The exception itself, in the process that raised it.
+    itself: BaseException | None = None
+
+    @classmethod
+    def of(cls, error: BaseException) -> HandlerFailed:
+        """Return what stands for an error, with its name, its text and its traceback; never raises."""
+        _, _, name = name_of(type(error)).rpartition(".")
+        failed = cls(f"{name}: {text_of(error)}").with_traceback(traceback_of(error))
+        failed.itself = error
+        return failed
+
+    def __reduce__(self) -> tuple[type[HandlerFailed], tuple[Any, ...]]:
+        return type(self), self.args
+
+
+def name_of(cls: type) -> str:
+    """Return the dotted name of a class, whatever its metaclass says; never raises."""
+    try:
+        return f"{text_of(_MODULE(cls))}.{_QUALNAME(cls)}"
+    except AttributeError:  # its module was deleted
+        return str(_QUALNAME(cls))
+
+
+def can_be_shown(error: BaseException) -> bool:
+    """Return whether code that logs an error, stores it or asks for its class does not raise of it."""
+    try:
+        traceback.format_exception(type(error), error, error.__traceback__)
+        _ = repr(error), str(error), bool(error), vars(error), list(error.args), hash(type(error))
+        _ = f"{type(error).__module__}.{type(error).__qualname__}", type(error).__name__, type(error).__mro__
+        return error.__class__ is type(error)
+    except BaseException:  # noqa: BLE001 - whatever it raises, the other code would raise it, too
+        return False
+
+
 def outcome_of(exc: BaseException, errors: ErrorMap, final: str | None = None) -> Failure | Snoozed:
     """Translate a handler's exception (spec section 7.3); never raises.
 
-    `final` says why the task does not ask to retry it, if it does not.
+    `final` says why the task does not ask to retry it, if it does not. What cannot be read is left out. An
+    exception is not asked for its class, for that may raise: it is of the class by which `except` knows it.
     """
-    try:
-        match exc:
-            case Snooze(after=timedelta() as after) if after >= timedelta(0):
-                return Snoozed(after)
-            case Response(type=str() as said) if said:
-                return _said(exc)
-            case _:
-                cls = type(exc)
-                message = cut(text_of(exc), MAX_MESSAGE)
-                backtrace = backtrace_of(exc.__traceback__)
-                if mapped := errors.find(cls):
-                    type_ = cut(mapped[0], MAX_TYPE)
-                    return Failure(type_, message, mapped[1], backtrace=backtrace, final=final)
-                name = cut(f"{cls.__module__}.{cls.__qualname__}", MAX_TYPE)
-                code = _code(exc) if isinstance(exc, Response) else "RETRY"
-                return Failure(name, message, code, backtrace=backtrace, alias=cls.__name__, final=final)
-    except Exception:  # noqa: BLE001 - an exception whose attributes raise must not lose the job
-        return Failure(UNREADABLE, "the handler raised an exception that cannot be read")
+    cls = type(exc)
+    answer = _answer(exc) if issubclass(cls, (Snooze, Response)) else None
+    if isinstance(answer, Snoozed) or (answer is not None and answer.type):
+        return answer
+    message, backtrace = cut(text_of(exc), MAX_MESSAGE), backtrace_of(traceback_of(exc))
+    name, mapped = _QUALNAME(cls), None
+    with suppress(Exception):  # its module may be deleted, and a metaclass may have no hash
+        name = f"{text_of(_MODULE(cls))}.{name}"
+        mapped = errors.find(cls)
+    type_, code = mapped or (name, answer.code if answer else "RETRY")
+    alias = None if mapped else _NAME(cls)
+    return Failure(cut(type_, MAX_TYPE), message, code, {}, None, backtrace, alias, final)
 
 
-def _said(response: Response) -> Failure:
+def _answer(exc: Any) -> Failure | Snoozed | None:
+    """Return what a response or a snooze says of itself; None for a snooze without a time."""
+    after = _read(exc, "after")
+    after = after if issubclass(type(after), timedelta) and after >= timedelta(0) else None
+    if issubclass(type(exc), Snooze):
+        return None if after is None else Snoozed(after)
+    said, code = _read(exc, "type"), _read(exc, "code")
     return Failure(
-        type=cut(response.type, MAX_TYPE),
-        message=cut(text_of(response.message), MAX_MESSAGE),
-        code=_code(response),
-        details=plain_details(response.details),
-        retry_after=_hint(response),
-        backtrace=backtrace_of(response.__traceback__),
+        type=cut(text_of(said), MAX_TYPE) if issubclass(type(said), str) else "",
+        message=cut(text_of(_read(exc, "message")), MAX_MESSAGE),
+        code=code if type(code) is str and code in get_args(ResponseCode) else "RETRY",  # type: ignore[arg-type]
+        details=plain_details(_read(exc, "details")),
+        retry_after=after if issubclass(type(exc), Retry) else None,
+        backtrace=backtrace_of(traceback_of(exc)),
     )
 
 
-def _code(response: Response) -> ResponseCode:
-    return response.code if response.code in get_args(ResponseCode) else "RETRY"
-
-
-def _hint(response: Response) -> timedelta | None:
-    after = response.after if isinstance(response, Retry) else None
-    return after if isinstance(after, timedelta) and after >= timedelta(0) else None
+def _read(exc: object, name: str) -> Any:
+    """Return an attribute of an exception, or None."""
+    try:
+        return getattr(exc, name)
+    except BaseException:  # noqa: BLE001 - nothing that a handler raises may lose its job
+        return None
 
 
 def text_of(value: object) -> str:
     """Return the text of a value, or a substitute where `str` raises."""
     try:
-        return str(value)
-    except Exception:  # noqa: BLE001 - a broken __str__ must not lose the job
-        return f"<{type(value).__name__} whose str() raises>"
+        # A text of a class of its own might raise later.
+        return "".join([str(value)])
+    except BaseException:  # noqa: BLE001 - a broken __str__ must not lose the job
+        return f"<{_NAME(type(value))} whose str() raises>"
 
 
 def safe_repr(value: object) -> str:
     """Return the repr of a value, or a substitute where `repr` raises."""
     try:
-        return repr(value)
-    except Exception:  # noqa: BLE001 - a broken __repr__ must not lose the job
-        return f"<{type(value).__name__} whose repr() raises>"
+        return "".join([repr(value)])
+    except BaseException:  # noqa: BLE001 - a broken __repr__ must not lose the job
+        return f"<{_NAME(type(value))} whose repr() raises>"
 
 
 def cut(text: str, limit: int) -> str:
@@ -273,7 +321,7 @@ def plain_details(details: Mapping[str, Any]) -> dict[str, Any]:
         text = json.dumps(dict(details or {}), default=safe_repr, allow_nan=False)
         is_short = len(text) <= MAX_DETAILS
         plain: dict[str, Any] = json.loads(sound_json(text), parse_int=_int) if is_short else {}
-    except Exception:  # noqa: BLE001 - circular, NaN, keys that are no strings, hostile objects
+    except BaseException:  # noqa: BLE001 - circular, NaN, keys that are no strings, hostile objects
         return {"repr": cut(safe_repr(details), MAX_DETAILS)}
     if not is_short or nests_deeper(plain, MAX_DETAILS_DEPTH):
         return {"cut": cut(text, MAX_DETAILS)}

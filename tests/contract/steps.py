@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Concatenate, NoReturn, ParamSpec, TypeAlias
 
 from ojs_bridge import Retry
+from tests.contract import hostile
 from tests.contract.notes import client, until
 
 KEEP = {"on_exhaustion": "dead_letter"}
@@ -123,6 +124,12 @@ def _read(value: Any) -> Any:
 def raises(run: Run, error: type[BaseException], *args: Any, **kwargs: Any) -> NoReturn:
     """Raise an error."""
     raise error(*args, **kwargs)
+
+
+@step
+def raises_hostile(run: Run, name: str) -> NoReturn:
+    """Raise an error that fights back."""
+    raise hostile.ERRORS[name]("down")
 
 
 @step

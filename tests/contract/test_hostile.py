@@ -1,4 +1,4 @@
-"""Messages that no worker can carry out: they are kept, and harm neither the worker nor other jobs."""
+"""Messages that no worker can carry out, and errors that fight back: they are kept, and harm nothing else."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.contract.conftest import SERVED
-from tests.contract.fleet import Fleet, end
-from tests.contract.steps import raises
+from tests.contract.fleet import Fleet, attempts, end
+from tests.contract.hostile import ERRORS
+from tests.contract.steps import raises, raises_hostile
 from tests.servers import Postgres, eventually
 
 STATE, POLICY, ANY = "validation.state_invalid", "validation.retry_policy_invalid", "validation."
@@ -206,3 +207,36 @@ def test_a_state_that_no_message_can_carry_any_further_is_a_dead_letter(fleet: F
     assert "cannot be followed up" in told["reason"]
     assert len(fleet.runs(job)) == 1
     assert fleet.bridge.dead_letters.get(job).retry == huge
+
+
+def assert_ends_as_decided(fleet: Fleet) -> dict[str, str]:
+    """Let jobs fail with each hostile error; each is retried once, and has one letter then."""
+    kept = {"max_attempts": 2, "on_exhaustion": "dead_letter"}
+    jobs = {name: fleet.send("act", raises_hostile(name), policy=kept) for name in ERRORS}
+    assert_healthy(fleet)
+    ends = {name: end(fleet, job).data for name, job in jobs.items()}
+    assert {n: (e["cause"], e["dead_lettered"]) for n, e in ends.items() if e["cause"] != "exhausted"} == {}
+    for name, job in jobs.items():
+        eventually(lambda job=job: fleet.types(job).count("dead_letter.added") == 1, what=f"letter of {name}")
+        assert attempts(fleet, job) == [1, 2], name
+        assert sorted(fleet.types(job)) == [
+            *("dead_letter.added", "job.discarded", "job.failed", "job.failed"),
+            *("job.retrying", "job.started", "job.started"),
+        ], name
+    return jobs
+
+
+@pytest.mark.requirement("RET-01")
+def test_an_error_that_fights_back_is_retried_and_kept_as_any_other(fleet: Fleet) -> None:
+    jobs = assert_ends_as_decided(fleet)
+    letters = {letter.id: letter for letter in fleet.bridge.dead_letters.list(limit=1000).letters}
+    for name, job in jobs.items():
+        json.dumps(letters[job].to_ojs())
+        assert [error["attempt"] for error in letters[job].errors] == [1, 2], name
+
+
+@pytest.mark.requirement("RET-01")
+def test_an_error_that_fights_back_is_kept_by_the_broker_without_a_store(storeless: Fleet) -> None:
+    jobs = assert_ends_as_decided(storeless)
+    letters = [letter.id for letter in storeless.bridge.broker_letters.list(limit=1000).letters]
+    assert {name: letters.count(job) for name, job in jobs.items() if letters.count(job) != 1} == {}

@@ -56,7 +56,7 @@ ODD: dict[str, tuple[dict[str, Any], int, str]] = {
     "exc, another class": ({"exc": int}, 2, "builtins.TypeError"),
     "exc without words": ({"exc": Unsayable()}, 2, f"{__name__}.Unsayable"),
     "exc that ends processes without words": ({"exc": Unwritable}, 2, f"{__name__}.Unwritable"),
-    "exc without truth": ({"exc": Untrue()}, 2, "builtins.RuntimeError"),
+    "exc without truth": ({"exc": Untrue()}, 2, f"{__name__}.Untrue"),
     "countdown, a timedelta": ({"countdown": dt.timedelta(seconds=3)}, 2, "builtins.ValueError"),
     "countdown, a text": ({"countdown": "soon"}, 2, "builtins.ValueError"),
     "countdown, no number": ({"countdown": float("nan")}, 2, "builtins.ValueError"),

@@ -24,7 +24,6 @@ from ojs_bridge.rules.failures import (
     MAX_FRAMES,
     MAX_MESSAGE,
     MAX_TYPE,
-    UNREADABLE,
     DeadLetter,
     Discard,
     ErrorMap,
@@ -39,6 +38,7 @@ from ojs_bridge.rules.failures import (
     plain_details,
 )
 from ojs_bridge.rules.job import Job, decode, entries_of
+from tests.contract import hostile
 
 NOTHING = ErrorMap()
 CODES = {"RETRY", "DISCARD", "DEAD_LETTER", "FAIL"}
@@ -397,8 +397,8 @@ class SilentModule(Exception):
         (OddFields(), "a.b", "RETRY", "7"),
         (Backwards(), f"{__name__}.Backwards", "RETRY", "snoozed for -1 day, 23:59:55"),
         (NoModule("no"), "None.NoModule", "RETRY", "no"),
-        (SilentModule(), UNREADABLE, "RETRY", "the handler raised an exception that cannot be read"),
-        (BrokenProperty(), UNREADABLE, "RETRY", "the handler raised an exception that cannot be read"),
+        (SilentModule("no"), "<Silent whose str() raises>.SilentModule", "RETRY", "no"),
+        (BrokenProperty(), "a.b", "RETRY", ""),
         (Exception(Silent()), "builtins.Exception", "RETRY", "<Exception whose str() raises>"),
     ],
 )  # fmt: skip
@@ -515,3 +515,12 @@ def test_what_is_spelt_out() -> None:
     assert failure.message == "caf\\udce9"
     assert failure.details == {"a": ["caf\\udce9", "\U0001f600", "\\ud800", 2**64 - 1, str(2**64)]}
     assert cut(LONE * MAX_MESSAGE, MAX_MESSAGE).endswith(CUT)
+
+
+@pytest.mark.parametrize("name", hostile.ERRORS)
+def test_an_error_that_fights_back_still_has_a_type(name: str) -> None:
+    error = hostile.ERRORS[name]("down")
+    failure = failure_of(error)
+    json.dumps([failure.type, failure.message, failure.details, failure.backtrace])
+    assert failure.type in ("shop.full", "down") or failure.type.endswith((".Hostile", ".ExceptionGroup"))
+    assert failure.code == "RETRY"
