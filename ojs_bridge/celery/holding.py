@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from celery import Celery, bootsteps
+from celery.apps.worker import Worker
 from celery.exceptions import Reject
 from celery.worker import state
 
@@ -26,7 +27,7 @@ from ..errors import StoreError
 from ..rules.decision import Decision
 from ..rules.failures import HandlerFailed, safe_repr
 from ..store import Reservation
-from . import compat
+from . import compat, stops
 from .attach import attach
 from .outcomes import shown_exception
 from .sending import visibility_timeout
@@ -140,6 +141,8 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
         #: What is acknowledged, and whose acknowledgement may be on its way: on Redis.
         self._owed: Container[str] = ()
         self._held_at = self._surely_ours = 0.0
+        #: For each process that may have died of this worker's stop: what gives its job back, and judges it.
+        self._dead: dict[Callable[[], object], Callable[[], object]] = {}
         self._outage = Outage(
             "jobs wait in this worker: they cannot begin, or what became of them has no place", "jobs go on"
         )
@@ -154,11 +157,18 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def stop(self, _: Any) -> None:
         """Forget all requests: their connection ends, and the broker delivers the messages again."""
+        for give_back in tuple(self._dead):
+            self._conclude(give_back)
         with self._lock:
             self._channel = None
             self._waiting.clear()
             self._acknowledging.clear()
             attach(self._consumer.app).engine.reservations.lost_connection()
+
+    def shutdown(self, consumer: Any) -> None:
+        """Give back what still runs in this process, which a cold shutdown ends now."""
+        if stops.is_cold() and isinstance(consumer.controller, Worker):
+            attach(consumer.app).engine.reservations.give_back()
 
     def forget(self, request: Any, reservation: Reservation) -> None:
         """Let the store forget the reservation of an acknowledged message that surely has no copy.
@@ -189,6 +199,25 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
             self._waiting[request] = _Waiting(request, again, why.needs_store, can_be_sent)
             self._held_at = time.monotonic()
         return True
+
+    def await_stop(self, give_back: Callable[[], object], judge: Callable[[], object]) -> None:
+        """Call `give_back` for a process that died, if this worker is told to stop soon; else `judge`."""
+        self._dead[give_back] = judge
+        if stops.is_stopping():
+            self._conclude(give_back)
+        else:
+            late = threading.Timer(stops.AHEAD, self._conclude, (give_back,))
+            late.daemon = True
+            try:
+                late.start()
+            except RuntimeError:
+                # For want of memory or of threads.
+                self._conclude(give_back)
+
+    def _conclude(self, give_back: Callable[[], object]) -> None:
+        judge = self._dead.pop(give_back, None)
+        if judge is not None:
+            (give_back if stops.is_stopping() else judge)()
 
     def _tries_again(self, why: Hold) -> bool:
         """Let a thread try what waits; False if none can be started, for want of memory or of threads."""
@@ -263,6 +292,15 @@ def hold(app: Celery, request: Any, why: Hold, again: Callable[[], object] | Non
     """Let an app's worker keep a request; False if the worker stops, or the broker has the message back."""
     holding: RequestHolding | None = vars(app).get(_HOLDING)
     return holding is not None and holding.hold(request, why, again)
+
+
+def await_stop(app: Celery, give_back: Callable[[], object], judge: Callable[[], object]) -> None:
+    """Judge the death of a process, unless its worker is told to stop: then its job is given back."""
+    holding: RequestHolding | None = vars(app).get(_HOLDING)
+    if holding is None:
+        (give_back if stops.is_stopping() else judge)()
+    else:
+        holding.await_stop(give_back, judge)
 
 
 def forget(app: Celery, request: Any, reservation: Reservation) -> None:

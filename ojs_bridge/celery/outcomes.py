@@ -41,7 +41,7 @@ from .wish import Wish, countdown_of, until
 logger = logging.getLogger("ojs_bridge")
 
 #: Green pools end a task with exceptions of these modules.
-_GREEN = ("gevent", "greenlet", "eventlet")
+GREEN = ("gevent", "greenlet", "eventlet")
 #: The attribute of a request whose job is on its way again: its task, and when its run began.
 _RETRIED = "ojs_retried"
 _SOFT_TIMEOUT = compat.soft_timeout_signal(pool)
@@ -138,7 +138,7 @@ def is_the_tasks_own(exc: BaseException, task: Task, request: Any) -> bool:
     """Return whether the task itself raised this, and not Celery's pool, to end it."""
     if issubclass(type(exc), SystemExit):
         return not _is_aimed(exc)
-    if issubclass(type(exc), Exception) or not name_of(type(exc)).startswith(_GREEN):
+    if issubclass(type(exc), Exception) or not name_of(type(exc)).startswith(GREEN):
         return True
     # A task may use timeouts itself; the pool has one only for a hard time limit.
     limited = bool((request.timelimit or (None,))[0] or task.time_limit)
@@ -169,7 +169,7 @@ def _is_aimed(exc: BaseException) -> bool:
         return bool(fired()) if fired else current_process().name != "MainProcess"
     if issubclass(type(exc), Exception):
         return issubclass(type(exc), SoftTimeLimitExceeded)
-    return name_of(type(exc)).startswith(_GREEN)
+    return name_of(type(exc)).startswith(GREEN)
 
 
 let_through(_is_aimed)

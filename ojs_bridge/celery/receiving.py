@@ -25,6 +25,7 @@ from ..rules.job import MAX_DEPTH, Job, count_of, decoded
 from . import compat, sending
 from . import wire as wires
 from .attach import FRAMEWORK, attach
+from .outcomes import GREEN
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -77,7 +78,8 @@ def keeping(task: Task, consumer: Any, handler: Handler, natively: Callable[[], 
         except out_of_reach:
             raise
         except Exception as error:
-            if message.acknowledged:
+            # A green pool takes nothing while a signal is handled: the message goes back as the worker stops.
+            if message.acknowledged or type(error).__module__.startswith(GREEN):
                 raise
             _free_place(consumer.controller, error)
             if not _is_kept(task, message, error):

@@ -22,10 +22,11 @@ from ..rules.job import Job
 from ..store import Reservation
 from . import compat
 from .attach import attach
-from .holding import Hold, forget, hold
+from .holding import Hold, await_stop, forget, hold
 from .outcomes import count_in_chord, report_retry
 from .run import TaskRun
 from .sending import REJECTED
+from .stops import is_cold, may_be_of_a_stop
 from .wire import KEY, OUTCOME, carried, chain_of, known
 
 logger = logging.getLogger("ojs_bridge")
@@ -45,10 +46,15 @@ class OJSRequest(Request):  # type: ignore[misc]
         self.request_dict["properties"] = {**self.request_dict["properties"], KEY: parts}
 
     def cancel(self, *args: Any, **options: Any) -> None:
-        """End the run, and leave the message to the broker; green pools take a killed run for a success."""
+        """End the run, and leave the message to the broker; green pools take a killed run for a success.
+
+        A pool that cannot end a run lets it go on: Celery would raise that within the run itself.
+        """
         self._ojs_cancelled = True
         try:
             super().cancel(*args, **options)
+        except NotImplementedError:
+            self._ojs_cancelled = False
         except BaseException:
             self._ojs_cancelled = False
             raise
@@ -75,14 +81,18 @@ class OJSRequest(Request):  # type: ignore[misc]
             return None
         if hasattr(raised, REJECTED):
             self.reject(requeue=False)
+        if not return_ok and is_cold() and compat.already_cancelled(self):
+            # The process may have died before it gave its attempt back.
+            self._ojs_release()
         crash = None if return_ok or _is_over(self) else _crash(raised)
         if crash is None or self._ojs_settled or self._ojs_succeeded(crash):
             return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
-        is_cold_shutdown = compat.should_terminate(state) not in (None, False)
-        if isinstance(crash, WorkerLostError) and self.task.acks_late and is_cold_shutdown:
-            return self._ojs_give_back()
         natively = partial(super().on_failure, exc_info, send_failed_event, return_ok)
-        return self._ojs_end(crash, exc_info, self.worker_pid, natively)
+        judge = partial(self._ojs_end, crash, exc_info, self.worker_pid, natively)
+        if isinstance(crash, WorkerLostError) and self.task.acks_late and may_be_of_a_stop(raised):
+            self._ojs_settled = True
+            return await_stop(self.app, self._ojs_give_back, judge)
+        return judge()
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         """Handle a time limit; a hard one is judged here, once."""
@@ -133,13 +143,19 @@ class OJSRequest(Request):  # type: ignore[misc]
             count_in_chord(self.task, compat.context(self), stored.get("result"))
         return bool(stored)
 
-    def _ojs_give_back(self) -> None:
-        """Leave the message to the broker, its attempt unused: the worker's shutdown ended the process."""
-        self._ojs_settled = True
-        compat.task_ready(state)(self)
+    def _ojs_release(self) -> None:
         run = self._ojs_run()
         with at_once():
             run.give_back(self.worker_pid)
+
+    def _ojs_give_back(self) -> None:
+        """Give the message back, its attempt unused: the worker's shutdown ended the process."""
+        logger.info("job %s: its process ended with its worker, and its attempt is not used", known(self))
+        compat.task_ready(state)(self)
+        self._ojs_release()
+        if not is_cold():
+            # This worker may wait for other jobs. A cold shutdown closes the connection at once.
+            self.reject(requeue=True)
 
     def _ojs_end(
         self, exc: Exception, exc_info: Any, process: int | None, natively: Callable[[], object]

@@ -39,6 +39,7 @@ from .holding import Holding
 from .on_redis import present
 from .publishing import SENT, WISHING, DramatiqPublisher, add_headers, carry_wishes, sending_on, tell_apart
 from .run import Runs
+from .stops import Stops
 from .translate import FRAMEWORK
 from .watch import Watch
 
@@ -127,6 +128,8 @@ class OJSRetries(Retries):
             hear_first(broker, self, self._runs.check)
         say_caveats(broker, self.bridge)
         self._try_store()
+        if self._is_program:
+            Stops(self.bridge.engine.reservations).hear()
 
         def queues() -> set[str]:
             # The worker begins to consume a little later.
@@ -164,6 +167,9 @@ class OJSRetries(Retries):
         Raises SystemExit if the worker ends because its threads died again and again.
         """
         self._holding.stopped(worker)
+        if self._is_program:
+            # What has outlasted the worker's own patience ends with this process.
+            self.bridge.engine.reservations.give_back()
         presence = self._presences.pop(worker, None)
         # A job that outlasts `Worker.stop(timeout)` goes on, and nobody may give its message back.
         if presence and not any(thread.is_alive() for thread in compat.worker_threads(worker)):

@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 
@@ -121,6 +121,11 @@ class Heartbeat:
     def expire(self, reservation: Reservation) -> None:
         """Extend a reservation no more."""
         self._live.pop(reservation, None)
+
+    def let_go(self) -> Sequence[Reservation]:
+        """Extend nothing more, and return what was extended."""
+        live, self._live = self._live, {}
+        return tuple(live)
 
     def holds(self, reservation: Reservation) -> bool:
         """Return whether this process extends a reservation."""

@@ -245,6 +245,18 @@ class Reservations:
         if self.heart and run.reservation:
             self.heart.expire(run.reservation)
 
+    def give_back(self) -> None:
+        """Release the attempts of this process unused, since it ends before its jobs; never raises."""
+        if self.heart is None or self._store is None:
+            return
+        try:
+            for reservation in self.heart.let_go():
+                self._store.release(Settle(reservation, self.heart.holder, self._clock() + KEEP))
+        except Exception as error:  # noqa: BLE001 - the process ends all the same
+            logger.warning(
+                "what this process ran may count as lost: its attempts were not given back: %r", error
+            )
+
     def acknowledged(self, reservation: Reservation | None) -> None:
         """Note that the broker has deleted the only message of a reservation."""
         if self.heart and reservation and reservation.fence == 0:

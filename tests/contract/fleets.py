@@ -141,7 +141,7 @@ class OnDramatiq(Fleet):
         if isinstance(self._broker, StubBroker):
             self.workers.append(Threads(self._broker, threads, log))
         else:
-            self.workers.append(Process(self.settings, threads, log, env))
+            self.workers.append(Process(self.settings, threads, log, env, *options))
         return self.worker
 
     def _send(self, task: str, steps: tuple[Step, ...], wishes: Wishes) -> str:
@@ -229,11 +229,13 @@ class OnDramatiq(Fleet):
 
 
 class Process:
-    """A `dramatiq` command with one worker process, in a process group of its own."""
+    """A `dramatiq` command in a process group of its own, with one worker process unless told otherwise."""
 
-    def __init__(self, settings: Settings, threads: int, log: Path, env: dict[str, str]) -> None:
+    def __init__(
+        self, settings: Settings, threads: int, log: Path, env: dict[str, str], *options: str
+    ) -> None:
         self._log = log
-        words = ["tests.contract.dramatiq_broker", "--processes", "1", "--threads", str(threads)]
+        words = ["tests.contract.dramatiq_broker", "--processes", "1", "--threads", str(threads), *options]
         environment = {**os.environ, **settings.to_env(), **env}
         self._before = self.log.count("ready for action") if log.exists() else 0
         self.process = Forked(module, "dramatiq", *words, env=environment, log=log, leads=True)

@@ -59,12 +59,20 @@ class Ran:
 
 
 def celery(arguments: list[str], env: Mapping[str, str], log: Path) -> Forked | subprocess.Popen[bytes]:
-    """Start a `celery` command that writes to a log; a green one by itself, before anything is imported."""
+    """Start a `celery` command that writes to a log, in a process group of its own.
+
+    A green one starts by itself, before anything is imported.
+    """
     if "gevent" not in arguments:
-        return Forked(module, "celery", *arguments, env=env, log=log)
+        return Forked(module, "celery", *arguments, env=env, log=log, leads=True)
     with log.open("ab") as out:
         return subprocess.Popen(
-            [sys.executable, "-m", "celery", *arguments], cwd=ROOT, env=env, stdout=out, stderr=out
+            [sys.executable, "-m", "celery", *arguments],
+            cwd=ROOT,
+            env=env,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
         )
 
 

@@ -1,0 +1,46 @@
+"""The stop of a worker: a process of its pool that dies of it has used no attempt of its job.
+
+Most process managers send their signal to all processes of a worker, and the processes of a pool die of it.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+
+from billiard.common import EX_SOFTWARE
+from billiard.exceptions import WorkerLostError
+from celery.worker import state
+
+from . import compat
+
+#: The signals that stop a worker, and the status of a process that one strikes while it ends of another.
+_STOPPED: set[int] = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, EX_SOFTWARE}
+#: How billiard says of what a process died: the process may have handled the signal, and said its number.
+_STATUS = re.compile(r"(?:signal|exitcode) (\d+)")
+#: For how many seconds a pool's process may know of a stop before the worker's main process does.
+AHEAD = 3.0
+
+
+def is_stopping() -> bool:
+    """Return whether this worker was told to stop."""
+    return is_cold() or _is_set(compat.should_stop(state))
+
+
+def is_cold() -> bool:
+    """Return whether this worker was told to stop without waiting for its jobs."""
+    return _is_set(compat.should_terminate(state))
+
+
+def _is_set(flag: int | bool | None) -> bool:
+    """Return whether a flag of Celery's is set; it may be the exit status 0."""
+    return flag is not None and flag is not False
+
+
+def may_be_of_a_stop(died: BaseException) -> bool:
+    """Return whether a process may have died of its worker's stop, by the error that tells of its death.
+
+    A cold shutdown ends the processes in several ways.
+    """
+    status = _STATUS.search(str(died)) if isinstance(died, WorkerLostError) else None
+    return is_cold() or (status is not None and int(status[1]) in _STOPPED)

@@ -1,0 +1,153 @@
+"""However a process manager stops a worker, its jobs use no attempt, and go on elsewhere.
+
+Most of them send their signal to all processes of the worker, as a terminal does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from tests.contract.conftest import SERVED
+from tests.contract.fleet import Fleet, Worker, attempts, await_runs, end
+from tests.contract.notes import client
+from tests.contract.steps import KEEP, dies, waits_for
+
+Made = Callable[..., Fleet]
+#: Which of a worker's processes hear a signal; a number is a pause in seconds.
+Sent: TypeAlias = "tuple[str, signal.Signals] | float"
+TERM, INT, QUIT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP
+ONCE = {"max_attempts": 1, **KEEP}
+STOPS: dict[str, list[Sent]] = {
+    "TERM to all": [("all", TERM)],
+    "TERM to all, twice": [("all", TERM), 0.3, ("all", TERM)],
+    "TERM to all, and again later": [("all", TERM), 2.5, ("all", TERM)],
+    "TERM to the children first": [("children", TERM), 0.5, ("main", TERM)],
+    "TERM to the children last": [("main", TERM), 0.5, ("children", TERM)],
+    "INT to all, twice": [("all", INT), 1.0, ("all", INT)],
+    "QUIT to the main process": [("main", QUIT)],
+    "QUIT to all": [("all", QUIT)],
+    "HUP to all": [("all", HUP)],
+    "HUP to all, then TERM": [("all", HUP), ("all", TERM)],
+}
+ALL: tuple[tuple[str, str, str], ...] = (
+    ("celery-valkey", "", "TERM to all"),
+    ("celery-valkey", "", "TERM to the children first"),
+    ("celery-valkey", "", "QUIT to all"),
+    ("celery-valkey", "", "HUP to all, then TERM"),
+    ("celery-rabbitmq", "", "TERM to all, twice"),
+    ("celery-rabbitmq", "", "TERM to the children last"),
+    ("celery-rabbitmq", "", "HUP to all"),
+    ("celery-rabbitmq", "", "INT to all, twice"),
+    ("celery-rabbitmq", "-P gevent", "TERM to all, twice"),
+    ("celery-valkey", "-P threads", "INT to all, twice"),
+    ("celery-valkey", "-P solo", "QUIT to the main process"),
+    ("dramatiq-valkey", "--processes 2", "TERM to all"),
+    ("dramatiq-valkey", "--processes 2", "TERM to all, and again later"),
+    ("dramatiq-valkey", "--processes 2", "HUP to all, then TERM"),
+    ("dramatiq-valkey", "--processes 2", "QUIT to the main process"),
+    ("dramatiq-rabbitmq", "--processes 2", "TERM to the children first"),
+    ("dramatiq-rabbitmq", "--processes 2", "INT to all, twice"),
+    ("dramatiq-rabbitmq", "--processes 2", "QUIT to all"),
+)
+
+
+@pytest.mark.requirement("RET-12")
+@pytest.mark.parametrize(("kind", "options", "stop"), ALL)
+def test_a_stop_uses_no_attempt(made: Made, kind: str, options: str, stop: str) -> None:
+    stops_without_a_loss(made(kind, visibility=5), options.split(), STOPS[stop])
+
+
+@pytest.mark.skipif(version("celery") < "5.5", reason="Celery 5.5 brought soft shutdowns")
+@pytest.mark.parametrize(
+    ("stop", "env"), [("QUIT to all", {}), ("TERM to all", {"REMAP_SIGTERM": "SIGQUIT"})]
+)
+def test_a_soft_shutdown_of_all_processes_uses_no_attempt(made: Made, stop: str, env: dict[str, str]) -> None:
+    fleet = made("celery-valkey", visibility=5, soft_shutdown=2)
+    stops_without_a_loss(fleet, [], STOPS[stop], **env)
+
+
+def stops_without_a_loss(fleet: Fleet, options: list[str], stop: list[Sent], **env: str) -> None:
+    """Stop a worker with jobs, of which some run, and see them end elsewhere at their first attempt."""
+    fleet.start(2, *options, **env).await_ready()
+    key = f"go:{fleet.queue}"
+    jobs = [fleet.send("act", waits_for(key), policy=ONCE) for _ in range(4)]
+    await_runs(fleet, jobs[0])
+    old = fleet.worker
+    tell(old, stop)
+    time.sleep(0.5)  # for those that end at once
+    client(fleet.settings.backend).set(key, 1)
+    old.process.wait(60)
+    fleet.start(2, *options).await_ready()
+    for job in jobs:
+        assert end(fleet, job).type == "job.completed", old.log[-20_000:]
+        assert {*attempts(fleet, job)} == {1}
+        assert "job.failed" not in fleet.types(job)
+
+
+def tell(worker: Worker, stop: list[Sent]) -> None:
+    """Send a worker's processes the signals of a stop."""
+    main = worker.process.pid
+    children = below(main)
+    for sent in stop:
+        if isinstance(sent, float):
+            time.sleep(sent)
+            continue
+        to, number = sent
+        with suppress(ProcessLookupError):
+            if to == "all":
+                os.killpg(main, number)
+            for process in {"main": [main], "children": children}.get(to, []):
+                os.kill(process, number)
+
+
+def below(process: int) -> list[int]:
+    """The processes that a process has started."""
+    threads = Path(f"/proc/{process}/task").glob("*/children")
+    return [int(child) for thread in threads for child in thread.read_text().split()]
+
+
+@pytest.mark.requirement("RET-12")
+def test_a_job_that_kills_its_process_while_the_worker_stops_has_used_its_attempt(made: Made) -> None:
+    fleet = made("celery-valkey", visibility=5)
+    fleet.start(1).await_ready()
+    key = f"go:{fleet.queue}"
+    job = fleet.send("act", waits_for(key, dies()), policy=ONCE)
+    await_runs(fleet, job)
+    fleet.worker.ask_to_stop()
+    client(fleet.settings.backend).set(key, 1)
+    assert end(fleet, job).type == "job.discarded"
+    assert fleet.bridge.dead_letters.get(job).errors[-1]["type"] == "worker_death"
+
+
+@pytest.mark.requirement("RET-12")
+def test_a_process_that_alone_is_told_to_end_has_used_its_attempt(made: Made) -> None:
+    """As after `kill` by hand, or by a job; the worker goes on."""
+    fleet = made("celery-rabbitmq")
+    fleet.start(1).await_ready()
+    job = fleet.send("act", waits_for("never"), "ok", policy={"max_attempts": 2})
+    await_runs(fleet, job)
+    os.kill(fleet.runs(job)[0].pid, TERM)
+    assert end(fleet, job).type == "job.completed"
+    assert attempts(fleet, job) == [1, 2]
+
+
+@pytest.mark.requirement("RET-12")
+@pytest.mark.parametrize("kind", [kind for kind in SERVED if kind.startswith("dramatiq")])
+def test_a_worker_whose_patience_is_over_gives_back_what_still_runs(made: Made, kind: str) -> None:
+    fleet = made(kind, visibility=5)
+    fleet.start(1, "--worker-shutdown-timeout", "500").await_ready()
+    job = fleet.send("act", waits_for("never"), "ok", policy=ONCE)
+    await_runs(fleet, job)
+    assert fleet.worker.stop() == 0
+    fleet.start(1).await_ready()
+    assert end(fleet, job).type == "job.completed"
+    assert attempts(fleet, job) == [1, 1]
