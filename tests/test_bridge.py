@@ -106,6 +106,7 @@ INVALID_ARGUMENTS = [
     ({"history": "10"}, "history: '10' must be at least 10"),
     ({"history": True}, "history: True must be at least 10"),
     ({"header_budget": 8191}, "header_budget: 8191 must be at least 8192 bytes"),
+    ({"header_budget": 10**7}, "header_budget: 10000000 must be at most 1048576 bytes"),
     ({"header_budget": 1e9}, "header_budget: 1000000000.0 must be at least 8192 bytes"),
     ({"listeners": print}, "listeners: <built-in function print> must be a list of callables"),
     ({"listeners": 5}, "listeners: 5 must be a list of callables"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,11 @@ else:
 logger = logging.getLogger("ojs_bridge")
 
 _RETRY_ON = "retry_on"
+#: The most bytes of a file, and the most parts of a key: the time to read it grows with their square.
+_MAX_FILE, _MAX_PARTS = 1024 * 1024, 32
+_MANY_PARTS = re.compile(
+    rf"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]{{0,9}}\.[ \t]{{0,9}}){{{_MAX_PARTS}}}"""
+)
 _TABLES = {"default", "policies"}
 
 
@@ -174,7 +180,11 @@ def _parse(file: str) -> Mapping[str, Any]:
     path = Path(file)
     if path.suffix not in (".toml", ".json"):
         raise ValueError("must end in .toml or .json")
-    text = path.read_bytes().decode("utf-8")
+    with path.open("rb") as opened:
+        raw = opened.read(_MAX_FILE + 1)
+    if len(raw) > _MAX_FILE:
+        raise ValueError(f"must have at most {_MAX_FILE:,} bytes")
+    text = raw.decode("utf-8")
     try:
         content = read_toml(text) if path.suffix == ".toml" else json.loads(text)
     except ValueError as error:
@@ -186,6 +196,8 @@ def _parse(file: str) -> Mapping[str, Any]:
 
 def read_toml(text: str) -> Mapping[str, Any]:
     """Parse a text in TOML; raises ValueError."""
+    if many := _MANY_PARTS.search(text):
+        raise ValueError(f"{many[0]:.40}…: a key must have at most {_MAX_PARTS} parts")
     return tomllib.loads(text)
 
 

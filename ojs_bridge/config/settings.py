@@ -19,8 +19,8 @@ from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..operations.retention import Retention
 from ..rules.duration import duration_at
 from ..rules.failures import ErrorMap, Mapped
-from ..rules.job import HEADER_BUDGET, MIN_HEADER_BUDGET, MIN_HISTORY
-from ..rules.policy import AnyPartial, RetryPolicy
+from ..rules.job import HEADER_BUDGET, MAX_HEADER, MIN_HEADER_BUDGET, MIN_HISTORY
+from ..rules.policy import LARGEST, AnyPartial, RetryPolicy
 from ..store import PATIENCE_SECONDS, Store, open_store, without_password
 from .policies import Policies, PoliciesOrFile, load, read_toml
 
@@ -65,7 +65,7 @@ def settings_of(**given: Any) -> Settings:
         errors=_errors(setting["errors"]),
         listeners=_listeners(setting["listeners"]),
         history=_at_least(setting["history"], MIN_HISTORY, " (spec section 10.1)"),
-        header_budget=_at_least(setting["header_budget"], MIN_HEADER_BUDGET, " bytes"),
+        header_budget=_at_least(setting["header_budget"], MIN_HEADER_BUDGET, " bytes", MAX_HEADER),
         reservation=_length(setting["reservation"]),
         park_after=_length(setting["park_after"]),
         fail_open=_either(setting["fail_open"]),
@@ -157,10 +157,12 @@ def _listeners(given: Given) -> tuple[Callable[[events.Event], object], ...]:
     return listeners
 
 
-def _at_least(given: Given, least: int, unit: str) -> int:
+def _at_least(given: Given, least: int, unit: str, most: int = LARGEST) -> int:
     value = given.value
     if type(value) is not int or value < least:
         raise ConfigurationError(f"{given.place}: {value!r} must be at least {least}{unit}")
+    if value > most:
+        raise ConfigurationError(f"{given.place}: {value!r:.100} must be at most {most}{unit}")
     return value
 
 

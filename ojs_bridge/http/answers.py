@@ -49,6 +49,8 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "OJS-Version": VERSION,
 }
+#: The characters of an Accept header that are read.
+MAX_ACCEPT = 2_000
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 #: A type of these answers in an Accept header, and its weight.
 _ACCEPTED = re.compile(
@@ -97,7 +99,7 @@ def not_found(resource: str, resource_id: str) -> Refusal:
     """Return the refusal for an entry that is not there."""
     details = {"resource_type": resource, "resource_id": resource_id}
     return Refusal(
-        404, "not_found", f"there is no {resource.replace('_', ' ')} {resource_id!r}", details=details
+        404, "not_found", f"there is no {resource.replace('_', ' ')} {resource_id!r:.200}", details=details
     )
 
 
@@ -199,7 +201,7 @@ class Door:
             request_id = f"req_{uuid4()}"
         scope[REQUEST_ID] = request_id
         # The spec wants its own type in every answer (http 4.3), but many clients read plain JSON only.
-        accept = _ACCEPTED.findall(",".join(asked.getlist("accept")).lower())
+        accept = _ACCEPTED.findall(",".join(asked.getlist("accept"))[:MAX_ACCEPT].lower())
         weights = {name: float(weight or 1) for name, weight in accept}
         is_ojs = weights.get(MEDIA_TYPE, 0.0) >= max(weights.get(JSON, 0.0), 0.001)
         media_type = MEDIA_TYPE if is_ojs else JSON

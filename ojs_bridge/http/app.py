@@ -39,6 +39,7 @@ ERRORS = {
     "400": "The request is wrong; without `confirm` its details have how many are matched",
     "401": "A token is needed",
     "403": "This token, or this page, may not do this",
+    "408": "The body came too slowly",
     "413": "The body is too long",
     "422": "It cannot be replayed from here, or another OJS-Version is asked for",
     "429": "Too many requests",

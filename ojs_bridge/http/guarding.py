@@ -104,7 +104,9 @@ class Access:
         limits = (self.reads if reads else self.writes).take()
         wanted = headers.get("ojs-version", VERSION)
         if wanted.partition(".")[0] != VERSION.partition(".")[0]:
-            raise Refusal(422, "unsupported", f"OJS-Version: {wanted!r} is not served here, but {VERSION} is")
+            raise Refusal(
+                422, "unsupported", f"OJS-Version: {wanted!r:.100} is not served here, but {VERSION} is"
+            )
         user = self.user(request) if self.user else None
         # A user of an app is often a number or an object.
         name = ("" if user is None else str(user)) or (token.name if token else NOBODY)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, get_type_hints
 
+from anyio import move_on_after
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
@@ -31,6 +32,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 AnyAsked = TypeVar("AnyAsked", bound=Asked)
 #: A message may be as long as a broker takes it; RabbitMQ takes 16 MiB by default.
 MAX_BODY = 16 * 1024 * 1024
+#: The longest query, in bytes, and the seconds in which a body must have come.
+MAX_QUERY, BODY_SECONDS = 64 * 1024, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +112,11 @@ def answers(
 
 def read_query(request: Request, model: type[AnyAsked]) -> AnyAsked:
     """Return a request's query; raises Refusal, also for a name that is given twice."""
-    params = request.query_params
-    given = {name: params.getlist(name) for name in params}
+    if len(request.scope["query_string"]) > MAX_QUERY:
+        raise invalid(f"the query: has more than {MAX_QUERY:,} bytes", max_bytes=MAX_QUERY)
+    given: dict[str, list[str]] = {}
+    for name, value in request.query_params.multi_items():
+        given.setdefault(name, []).append(value)
     with _refused("the query"):
         return model.model_validate({name: v if len(v) > 1 else v[0] for name, v in given.items()})
 
@@ -118,14 +124,17 @@ def read_query(request: Request, model: type[AnyAsked]) -> AnyAsked:
 async def read_body(request: Request, model: type[AnyAsked]) -> AnyAsked:
     """Return the object in a request's body, an empty one for none; raises Refusal for any other body.
 
-    A long body is refused before it has all been read.
+    A long body is refused before it has all been read, and so is a slow one.
     """
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY:
-            message = f"the body is longer than {MAX_BODY} bytes"
-            raise Refusal(413, "x_too_large", message, details={"max_bytes": MAX_BODY})
+    with move_on_after(BODY_SECONDS) as reading:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_BODY:
+                message = f"the body is longer than {MAX_BODY} bytes"
+                raise Refusal(413, "x_too_large", message, details={"max_bytes": MAX_BODY})
+    if reading.cancelled_caught:
+        raise Refusal(408, "x_too_slow", f"the body has not come within {BODY_SECONDS:.0f} s")
     if body and content_type(request.headers) not in JSON_TYPES:
         raise invalid(f"Content-Type: must be {' or '.join(JSON_TYPES)}")
     with _refused("the body"):

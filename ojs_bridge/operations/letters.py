@@ -42,6 +42,8 @@ SEARCH_SECONDS = 5.0
 CLAIM_SECONDS = 60.0
 #: The most letters of an import that one step writes, and the most characters of their lines.
 LOT, LOT_SIZE = 200, 4_000_000
+#: The most characters of a line of an import: a message of 16 MiB, and all its errors.
+MAX_LINE = 64 * 1024 * 1024
 #: The fewest characters that stand for a whole id, and the most ids that an error names.
 _SHORTEST, _NAMED = 4, 5
 #: Checks the fields of an imported letter: a dataclass takes any value.
@@ -143,6 +145,8 @@ def only_id(text: str, beginning: Callable[[str, int], Sequence[str]]) -> str:
 
 def loaded(number: int, line: str) -> Letter:
     """Return the letter in a line of an export; raises ValueError that names the line."""
+    if len(line) > MAX_LINE:
+        raise ValueError(f"line {number}: {line[:40]!r}…: it has more than {MAX_LINE:,} characters")
     try:
         letter = from_json(Letter, line)
         _FIELDS.validate_python({name: getattr(letter, name) for name in Letter.__slots__}, strict=True)
@@ -155,10 +159,10 @@ def loaded(number: int, line: str) -> Letter:
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"line {number}: it is no dead letter: {error!r}") from None
     if letter.fault and not is_fingerprint(letter.fault):
-        raise ValueError(f"line {number}: fault: {letter.fault!r} must be 16 hexadecimal digits")
+        raise ValueError(f"line {number}: fault: {letter.fault!r:.100} must be 16 hexadecimal digits")
     if letter.message.get("redacted"):
         raise ValueError(
-            f"line {number}: dead letter {letter.id!r} was redacted, and has no message any more"
+            f"line {number}: dead letter {letter.id!r:.100} was redacted, and has no message any more"
         )
     return letter
 

@@ -12,6 +12,9 @@ from ..errors import ConfigurationError
 #: The pattern of the spec's JSON Schema (section 14).
 PATTERN = r"^P(?!$)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+(\.\d+)?S)?)?$"
 
+#: The most characters that are read: the time to read digits grows with the square of their number.
+MAX_LENGTH = 100
+
 _GRAMMAR = re.compile(PATTERN, re.ASCII)
 _DAYS_PER_YEAR = 365
 _DAYS_PER_MONTH = 30
@@ -20,8 +23,10 @@ _DAYS_PER_MONTH = 30
 def parse_duration(text: str) -> timedelta:
     """Read an ISO 8601 duration; a year counts 365 days, a month 30 (spec section 4.2).
 
-    Raises ValueError for a text that the schema's pattern does not allow, and for too long a time.
+    Raises ValueError for a text that the schema's pattern does not allow, and for too long a text or time.
     """
+    if len(text) > MAX_LENGTH:
+        raise ValueError(f"is longer than the {MAX_LENGTH} characters that a duration may have")
     if not _GRAMMAR.fullmatch(text):
         raise ValueError("is not an ISO 8601 duration such as PT1S, PT0.5S or PT5M")
     try:
@@ -59,9 +64,9 @@ def duration_at(place: str, value: object, *, may_be_zero: bool = False) -> time
     try:
         duration = read_duration(value)
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"{place}: {value!r} {error}") from None
+        raise ConfigurationError(f"{place}: {value!r:.100} {error}") from None
     if not (duration or may_be_zero):
-        raise ConfigurationError(f"{place}: {value!r} must be greater than zero")
+        raise ConfigurationError(f"{place}: {value!r:.100} must be greater than zero")
     return duration
 
 

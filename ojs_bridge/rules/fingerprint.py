@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 #: The characters of a message that are read, and the most characters of its pattern.
 READ, MOST = 4000, 300
+#: The frames of a backtrace that are read, the innermost ones, and the characters of each.
+FRAMES, FRAME = 200, 1000
 DIGITS = 16
 
 #: Each name is what a pattern has in place of the text, except that a status code stays as it is, and so does
@@ -73,8 +75,8 @@ def frame_of(job_type: str, backtrace: Sequence[object]) -> str:
     other code is: that of the job type's package, or else of the first one that the framework has called.
     """
     installed: list[tuple[str, str]] = []
-    for frame in reversed(backtrace):
-        parts = _FRAME.fullmatch(frame.replace("\\", "/")) if isinstance(frame, str) else None
+    for frame in reversed(backtrace[-FRAMES:]):
+        parts = _FRAME.fullmatch(frame[-FRAME:].replace("\\", "/")) if isinstance(frame, str) else None
         if parts is None or _FOREIGN.match(parts["path"]):
             continue
         if _ROOTED.match(parts["path"]):

@@ -22,6 +22,8 @@ HEADER_BUDGET = 16 * 1024
 MIN_HEADER_BUDGET = 8 * 1024
 #: The largest counter that a worker reads. Redis counts exactly up to twice as much, so a job can go on.
 MAX_COUNT = 2**52
+#: The longest JSON of a header that a worker reads, and the longest text of each of its names.
+MAX_HEADER, MAX_NAME = 1024 * 1024, 255
 #: The deepest nesting of a header. Its next writer has less room on the stack than its reader had.
 MAX_DEPTH = 128
 
@@ -272,6 +274,10 @@ def decode(state: object, job: Job) -> Job:
             raise InvalidState(f"the ojs header's {name} must be {kind.__name__}, not {cut(repr(value), 80)}")
         if kind is int and count_of(value) is None:
             raise InvalidState(f"the ojs header's {name} must be {_COUNT}, not {cut(repr(value), 80)}")
+        if isinstance(value, str) and len(value) > MAX_NAME and not name.endswith("_at"):
+            raise InvalidState(
+                f"the ojs header's {name} must have at most {MAX_NAME} characters: {cut(value, 80)}"
+            )
         fields[name] = value
     attempt = fields.get("attempt", job.attempt)
     steps = job.attempt - attempt
@@ -320,9 +326,10 @@ def _read(written: object) -> dict[str, Any]:
     """Return the fields of a header of our version."""
     state = written
     if isinstance(written, (str, bytes)):
+        _check_size(len(written), written[:80])
         try:
             state = from_json(written)
-        except ValueError:
+        except (ValueError, TypeError):
             # The faster reader refuses lone surrogates, but an exception's message may hold some.
             try:
                 state = json.loads(written)
@@ -343,16 +350,26 @@ def _read(written: object) -> dict[str, Any]:
 def entries_of(errors: Sequence[Any]) -> Sequence[ErrorEntry]:
     """Return a history's entries; raises InvalidState for one that is no object.
 
-    Lone surrogates, which an earlier version wrote, are spelt out: an encoder may refuse them.
+    And for entries that are too long, which were no text when they came. Lone surrogates, which an earlier
+    version wrote, are spelt out: an encoder may refuse them.
     """
     for entry in errors:
         if not isinstance(entry, dict):
             raise InvalidState(f"the ojs header's errors must hold objects, not {cut(repr(entry), 80)}")
     try:
-        to_json(errors)
+        size = len(to_json(errors))
     except ValueError:
-        errors = json.loads(sound_json(json.dumps(errors)))
+        text = json.dumps(errors)
+        size, errors = len(text), json.loads(sound_json(text))
+    _check_size(size, "errors")
     return errors
+
+
+def _check_size(size: int, beginning: str | bytes) -> None:
+    if size > MAX_HEADER:
+        raise InvalidState(
+            f"the ojs header has {size:,} bytes, and this worker reads {MAX_HEADER:,} at most: {beginning!r}…"
+        )
 
 
 def _time(fields: Mapping[str, Any], name: str) -> datetime | None:
@@ -372,6 +389,8 @@ def format_time(at: datetime) -> str:
 
 def parse_time(text: str) -> datetime:
     """Read an RFC 3339 time with a zone as UTC; raises ValueError without one, or out of range."""
+    if len(text) > MAX_NAME:
+        raise ValueError(f"a time of more than {MAX_NAME} characters")
     at = datetime.fromisoformat(text.replace("Z", "+00:00"))
     if at.tzinfo is None:
         raise ValueError("a time without a zone")

@@ -28,7 +28,7 @@ from typing_extensions import Self, Unpack
 from ..errors import InvalidRetryPolicy, NotExpressible
 from .backoff import SPEC_JITTER, CustomJitter, CustomStrategy, Intervals, Rng, Strategy
 from .duration import PATTERN, format_duration, read_duration
-from .failures import Failure
+from .failures import MAX_TYPE, Failure
 
 
 class PolicyFields(TypedDict, total=False):
@@ -51,6 +51,10 @@ AnyPartial: TypeAlias = "Mapping[str, Any] | RetryPolicy"
 
 #: The largest `max_attempts`: other languages and databases hold no larger number.
 LARGEST = 2**63 - 1
+#: The most fields of a partial policy that are looked at, and the most non-retryable errors.
+MAX_FIELDS, MAX_PATTERNS = 50, 1_000
+#: An error type has 255 characters at most, and a prefix ends in `.*`.
+MAX_PATTERN = MAX_TYPE + 2
 _ERRORS = "non_retryable_errors"
 _LARGEST_FLOAT = int(sys.float_info.max)
 
@@ -75,6 +79,8 @@ def _no_class(jitter: object) -> object:
 def _read_patterns(value: object) -> tuple[object, ...]:
     if not isinstance(value, (list, tuple)):
         raise ValueError("must be an array of strings")
+    if len(value) > MAX_PATTERNS:
+        raise ValueError(f"must have at most {MAX_PATTERNS:,} entries, not {len(value):,}")
     return tuple(value)
 
 
@@ -89,7 +95,7 @@ Interval: TypeAlias = Annotated[
     WithJsonSchema({"type": "string", "pattern": PATTERN}),
 ]
 Positive: TypeAlias = Annotated[timedelta, Field(gt=timedelta(0))]
-ErrorPattern: TypeAlias = Annotated[str, Field(strict=True, min_length=1)]
+ErrorPattern: TypeAlias = Annotated[str, Field(strict=True, min_length=1, max_length=MAX_PATTERN)]
 
 
 class RetryPolicy(BaseModel):
@@ -311,6 +317,8 @@ def fields_of(partial: object) -> dict[str, Any]:
     if isinstance(partial, RetryPolicy):
         return {name: getattr(partial, name) for name in partial.model_fields_set}
     if isinstance(partial, Mapping):
+        if len(partial) > MAX_FIELDS:
+            raise InvalidRetryPolicy([f"{_show(partial)}: has {len(partial):,} fields; a retry policy has 8"])
         bad = [name for name in partial if not (isinstance(name, str) and name.isascii())]
         if bad:
             raise InvalidRetryPolicy([f"{_show(name)}: is not a field of a retry policy" for name in bad])
@@ -347,6 +355,7 @@ _RULES = {
     "bool_type": "must be a boolean",
     "string_type": "must be a string",
     "string_too_short": "must not be an empty string",
+    "string_too_long": "must have at most {max_length} characters",
     "string_unicode": "must be a string of valid Unicode",
     "literal_error": "must be one of {expected}",
 }
@@ -371,7 +380,7 @@ def _problems(error: ValidationError, fields: Mapping[str, Any]) -> list[str]:
 
 
 def _place(location: tuple[int | str, ...]) -> str:
-    return str(location[0]) + "".join(f"[{part}]" for part in location[1:] if isinstance(part, int))
+    return f"{location[0]!s:.80}" + "".join(f"[{part}]" for part in location[1:] if isinstance(part, int))
 
 
 def _rule(name: str, problem: Any) -> str:

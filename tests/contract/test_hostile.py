@@ -27,6 +27,10 @@ UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
     "an invalid policy": ({"ojs": '{"v": 1, "retry": {"max_attempts": -5}}'}, POLICY),
     "an unknown field": ({"ojs": '{"v": 1, "retry": {"tries": 5}}'}, POLICY),
     "an infinite policy": ({"ojs": '{"v": 1, "retry": {"backoff_coefficient": 1e999}}'}, ANY),
+    "a duration of many digits": (
+        {"ojs": f'{{"v": 1, "retry": {{"initial_interval": "P{"1" * 100_000}Y"}}}}'},
+        POLICY,
+    ),
     "a deep policy": ({"ojs": f'{{"v": 1, "retry": {"[" * 950}{"]" * 950}}}'}, STATE),
     "a fence that no store holds": ({"ojs": f'{{"v": 1, "fence": {10**17}}}'}, STATE),
     "a fence below zero": ({"ojs": '{"v": 1, "fence": -1}'}, STATE),

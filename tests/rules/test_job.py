@@ -27,6 +27,7 @@ from ojs_bridge.rules.job import (
     HEADER_BUDGET,
     MAX_COUNT,
     MAX_DEPTH,
+    MAX_HEADER,
     MIN_HEADER_BUDGET,
     MIN_HISTORY,
     ErrorEntry,
@@ -267,7 +268,8 @@ def test_no_header_is_over_budget(job: Job, budget: int) -> None:
 def test_what_fits_is_not_changed(job: Job) -> None:
     """With enough room the newest entries are carried as they are, but for lone surrogates."""
     carried = json.loads(sound_json(json.dumps(job.errors[-MIN_HISTORY:])))
-    assert round_trip(job, budget=10**8).errors == tuple(carried)
+    written = json.loads(sound_json(encode(job, budget=10**8).text))
+    assert written.get("errors", []) == carried
 
 
 @settings(max_examples=50)
@@ -276,6 +278,32 @@ def test_encoding_again_changes_nothing(job: Job) -> None:
     """A redelivered message is not worn down."""
     once = round_trip(job)
     assert round_trip(once) == once
+
+
+LONG = "x" * MAX_HEADER
+
+
+@pytest.mark.parametrize(
+    "state", [f'"{LONG}"', {"v": 1, "errors": [{"message": LONG}]}], ids=["text", "errors"]
+)
+def test_a_header_that_is_too_long_is_not_read(state: object) -> None:
+    """The error has its beginning, and the rule."""
+    said = r"^the ojs header has [0-9,]+ bytes, and this worker reads 1,048,576 at most"
+    with pytest.raises(InvalidState, match=said) as error:
+        decode(state, BARE)
+    assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize("name", ["chain", "operation"])
+def test_a_name_in_a_header_has_a_bound(name: str) -> None:
+    with pytest.raises(InvalidState, match=f"^the ojs header's {name} must have at most 255 characters: xxx"):
+        decode({"v": 1, name: "x" * 256}, BARE)
+
+
+def test_a_header_of_lone_surrogates_is_refused() -> None:
+    """A transport in JSON makes such a text of an escape."""
+    with pytest.raises(InvalidState, match=r"^the ojs header is not JSON"):
+        decode("\ud800{", BARE)
 
 
 def deep(levels: int) -> dict[str, Any]:

@@ -267,7 +267,24 @@ def test_an_invalid_policy_says_everything_at_once() -> None:
 def test_a_long_value_is_shown_in_part() -> None:
     """A line stays a line."""
     (line,) = problems({"initial_interval": "P" * 10_000})
-    assert line == f'initial_interval: "{"P" * 79}… {DURATION}'
+    too_long = "is longer than the 100 characters that a duration may have"
+    assert line == f'initial_interval: "{"P" * 79}… {too_long}'
+
+
+@pytest.mark.parametrize(
+    ("partial", "said"),
+    [
+        ({"non_retryable_errors": ["a"] * 1001}, "must have at most 1,000 entries, not 1,001"),
+        ({"non_retryable_errors": ["a" * 258]}, "must have at most 257 characters"),
+        ({f"f{n}": 1 for n in range(51)}, "has 51 fields; a retry policy has 8"),
+        ({"f" * 1_000: 1}, f"{'f' * 80}: 1 is not a field of a retry policy"),
+    ],
+)
+def test_a_policy_has_bounds(partial: dict[str, Any], said: str) -> None:
+    """A message can hold anything, and each failure reads it."""
+    (line,) = problems(partial)
+    assert line.endswith(said)
+    assert len(line) < 200
 
 
 @pytest.mark.requirement("RET-16")

@@ -140,5 +140,5 @@ def _high(until: datetime | None) -> str:
 def _read_cursor(cursor: str) -> str:
     at, separator, last_id = cursor.partition(":")
     if not (separator and at.isascii() and at.isdecimal() and len(at) <= _DIGITS):
-        raise ValueError(f"cursor: {cursor!r} was not given out by this store")
+        raise ValueError(f"cursor: {cursor!r:.100} was not given out by this store")
     return f"{at:0>{_DIGITS}}:{index_text(last_id)}"

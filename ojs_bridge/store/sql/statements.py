@@ -223,5 +223,5 @@ def write_cursor(ms: int, key: str) -> str:
 def _read_cursor(cursor: str) -> tuple[int, str]:
     at, separator, last_key = cursor.partition(":")
     if not (separator and at.isascii() and at.isdecimal() and len(at) <= len(str(LARGEST_INTEGER)) - 1):
-        raise ValueError(f"cursor: {cursor!r} was not given out by this store")
+        raise ValueError(f"cursor: {cursor!r:.100} was not given out by this store")
     return int(at), index_text(last_key)
