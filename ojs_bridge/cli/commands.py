@@ -27,7 +27,7 @@ from ..errors import (
 from ..operations.audit import Actor, acting
 from ..operations.letters import LOOK_THROUGH, MAX_PAGE, AnyPage, every_page
 from ..store import Page
-from .printing import answer, say, show, show_json, show_on_stderr
+from .printing import answer, plain, say, show, show_json, show_on_stderr
 
 F = TypeVar("F", bound=Callable[..., int | None])
 
@@ -183,7 +183,7 @@ def ask(question: str, *shown: RenderableType, yes: bool) -> None:
         raise _failed(f"{question} There is no terminal to ask on: say --yes", REFUSED)
     for renderable in shown:
         show_on_stderr(renderable)
-    if not typer.confirm(question, err=True):
+    if not typer.confirm(plain(question), err=True):
         raise _failed("nothing was done", REFUSED)
 
 

@@ -150,7 +150,7 @@ def _check_file(url: str) -> None:
     if url.startswith("sqlite"):
         path = url.partition(":///")[2].partition("?")[0]
         if path and not path.startswith((":memory:", "file:")) and not Path(path).exists():
-            raise StoreError(f"store: {url!r}: there is no such file")
+            raise StoreError(f"store: {without_password(url)!r}: there is no such file")
 
 
 def app_of(name: str, modules: Iterable[str] = (), *, setting_up: bool = False) -> Any:

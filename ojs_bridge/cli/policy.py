@@ -84,7 +84,7 @@ def explain_(
 
 
 def _explain(name: str, policy: Any, error: str, *, as_json: bool) -> None:
-    explained = explain(policy, error)
+    explained = explain(policy, plain(error))
     if as_json:
         show_json({"name": name, "error": error, **explained.to_json()})
     else:

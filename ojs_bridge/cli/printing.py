@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from rich.console import Console, ConsoleOptions, Group, JustifyMethod, Renderab
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -29,14 +31,28 @@ _UNBOUNDED = 1000
 _READABLE = 20
 
 
+class _Terminal(Console):
+    """The only way to a terminal: what is not printable in a text is escaped, so that nothing obeys it.
+
+    A producer chooses the ids of jobs, their errors and arguments.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the pieces of what is printed; only a line's end stays."""
+        for text, style, control in super().render(renderable, options):
+            is_plain = control or text.isprintable()
+            yield Segment(text if is_plain else "\n".join(map(plain, text.split("\n"))), style, control)
+
+
 def show(*renderables: RenderableType) -> None:
-    """Write to stdout; no line of it ends in spaces."""
+    """Write to stdout, each text as one line; no line of it ends in spaces."""
     narrow = sys.stdout.isatty() or "COLUMNS" in os.environ
-    console = Console(file=sys.stdout, width=None if narrow else _UNBOUNDED, highlight=False)
+    console = _Terminal(file=sys.stdout, width=None if narrow else _UNBOUNDED, highlight=False)
     with console.capture() as written:
         for renderable in renderables:
             whole = isinstance(renderable, Text) and bool(renderable.no_wrap)
-            console.print(Text(renderable) if isinstance(renderable, str) else renderable, soft_wrap=whole)
+            made = Text(plain(renderable)) if isinstance(renderable, str) else renderable
+            console.print(made, soft_wrap=whole)
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in written.get().split("\n")[:-1])
 
 
@@ -66,7 +82,7 @@ def say(line: str) -> None:
 
 def show_on_stderr(renderable: RenderableType) -> None:
     """Write to stderr, for the operator to read before an answer."""
-    Console(file=sys.stderr, highlight=False).print(renderable)
+    _Terminal(file=sys.stderr, highlight=False).print(renderable)
 
 
 def plain(value: object) -> str:
@@ -182,7 +198,10 @@ def error_in_words(errors: Sequence[Mapping[str, Any]]) -> str:
 
 @contextmanager
 def replaced(file: str) -> Iterator[TextIO]:
-    """Yield a new file, which takes the place of a file at the end; an error leaves that one as it was."""
+    """Yield a new file, which takes the place of a file at the end; an error leaves that one as it was.
+
+    It has the arguments of jobs, and is for its owner alone.
+    """
     path = Path(file)
     if path.exists() and not path.is_file():
         # A device or a pipe cannot be replaced, and a folder is an error.
@@ -192,9 +211,8 @@ def replaced(file: str) -> Iterator[TextIO]:
     whole = path.resolve()
     partial = whole.with_name(f".{whole.name}.{os.getpid()}.part")
     try:
-        with partial.open("w", encoding="utf-8") as written:
-            if whole.exists():
-                shutil.copymode(whole, partial)
+        opener = functools.partial(os.open, mode=0o600)
+        with open(partial, "w", encoding="utf-8", opener=opener) as written:
             yield written
         partial.replace(whole)
     except OSError as error:
@@ -208,7 +226,7 @@ def replaced(file: str) -> Iterator[TextIO]:
 def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """Yield a function that takes the number done; the bar is on stderr, and only on a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(file=sys.stderr)
+    console = _Terminal(file=sys.stderr)
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=total)
         yield lambda done: progress.update(task, completed=done)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from . import dead_letters, operations, plan, policy, retries
 from .commands import INCOMPLETE, OUT_OF_REACH, AsJson, Cursor, Limit, command, group_of, show_entries
 from .finding import CELERY_APP, Place
 from .letters import WHEN, time_from
-from .printing import Listing, answer, brief_time_of, say, show, table, time_of
+from .printing import Listing, answer, brief_time_of, plain, say, show, table, time_of
 
 _GROUPS = (dead_letters, retries, operations, policy)
 _EXIT_CODES = (about or "").partition("\n\n")[2]
@@ -58,6 +59,14 @@ def serve(
     place: Place,
     host: Annotated[str, Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, Option(min=1, max=65535, help="The port to listen on.")] = 8787,
+    trusted_proxies: Annotated[
+        str | None,
+        Option(
+            metavar="ADDRESSES",
+            help="The addresses of proxies, such as 127.0.0.1,10.0.0.0/8, whose X-Forwarded-For names the "
+            "client for the audit and for limits.",
+        ),
+    ] = None,
     user_header: Annotated[
         str | None, Option(help="The header in which a proxy that guards this server names the user.")
     ] = None,
@@ -73,7 +82,8 @@ def serve(
     names = ("OPERATOR_TOKEN", "READER_TOKEN", "TOKENS")
     tokens = {name.lower(): os.environ.get(f"OJS_BRIDGE_{name}") or None for name in names}
     user = user_header and (lambda request: request.headers.get(user_header))
-    serve_http(place.bridge, host=host, port=port, user=user or None, **tokens)
+    proxies = trusted_proxies or None
+    serve_http(place.bridge, host=host, port=port, user=user or None, trusted_proxies=proxies, **tokens)
 
 
 def run() -> None:
@@ -93,6 +103,16 @@ def run_under_celery(app: Any, group: str, words: Sequence[str]) -> None:
 def _escape_what_no_terminal_can_show() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    if logging.lastResort:
+        logging.lastResort.setFormatter(_Plain())
+
+
+class _Plain(logging.Formatter):
+    """The form of a line of the log where nobody has set up logging; a warning may name a job's id."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        return plain(super().format(record))
 
 
 @command(program, "health")

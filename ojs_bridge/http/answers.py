@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import (
@@ -34,8 +35,9 @@ logger = logging.getLogger("ojs_bridge")
 MEDIA_TYPE, JSON = "application/openjobspec+json", "application/json"
 JSON_TYPES = (MEDIA_TYPE, JSON)
 VERSION = "1.0"
-#: The keys of a request's scope for its id, and for the headers that inner layers add to its answer.
-REQUEST_ID = "ojs.request_id"
+#: The keys of a request's scope for its id, for the path where the app is mounted, and for the headers that
+#: inner layers add to its answer.
+REQUEST_ID, ROOT = "ojs.request_id", "ojs.root"
 ADDED = "ojs.added_headers"
 
 _POLICY = (
@@ -153,9 +155,21 @@ def refusal_of(error: Exception, request_id: str) -> Refusal:
 async def raise_refusal(request: Request, error: Exception) -> Response:
     """Raise the refusal for a path or a method that is not served."""
     status = error.status_code if isinstance(error, HTTPException) else 500
-    code = "not_found" if status == 404 else "x_method_not_allowed"  # noqa: PLR2004
-    headers = getattr(error, "headers", None)
+    code, headers = "not_found", None
+    if status == 405:  # noqa: PLR2004
+        scope = {**request.scope, "root_path": request.scope[ROOT]}
+        code = "x_method_not_allowed"
+        headers = {"Allow": ", ".join(sorted({*_methods_at(request.app.routes, scope)}))}
     raise Refusal(status, code, f"{request.method} is not served at this path", headers=headers)
+
+
+def _methods_at(routes: Iterable[BaseRoute], scope: Scope) -> Iterator[str]:
+    """Yield the methods of all routes that a path has: an id may look like a longer path."""
+    for route in routes:
+        match, found = route.matches(scope)
+        if match is not Match.NONE:
+            inner = _methods_at(route.routes, {**scope, **found}) if isinstance(route, Mount) else ()
+            yield from inner or getattr(route, "methods", None) or ()
 
 
 def content_type(headers: Mapping[str, str]) -> str:
@@ -199,7 +213,7 @@ class Door:
         request_id = asked.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = f"req_{uuid4()}"
-        scope[REQUEST_ID] = request_id
+        scope[REQUEST_ID], scope[ROOT] = request_id, scope.get("root_path", "")
         # The spec wants its own type in every answer (http 4.3), but many clients read plain JSON only.
         accept = _ACCEPTED.findall(",".join(asked.getlist("accept"))[:MAX_ACCEPT].lower())
         weights = {name: float(weight or 1) for name, weight in accept}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import cache, partial
@@ -18,6 +19,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..bridge import Bridge
 from ..errors import ConfigurationError
@@ -85,13 +87,59 @@ def serve(
     reader_token: str | None = None,
     tokens: str | None = None,
     user: UserOf | None = None,
+    trusted_proxies: str | None = None,
 ) -> None:
     """Serve the page and the API until interrupted. Without a token the host must be a loopback address.
 
-    `tokens` and `user` are as for `app_for`. Raises ConfigurationError.
+    `tokens` and `user` are as for `app_for`. The X-Forwarded-For of `trusted_proxies`, addresses with commas
+    between them, names the client; without any, the client is the peer. Raises ConfigurationError.
     """
     app = guarded(bridge, access_at(host, operator_token, reader_token, tokens, user))
-    uvicorn.run(app, host=host, port=port, access_log=False, server_header=False, timeout_graceful_shutdown=5)
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        http=Impatient,
+        proxy_headers=trusted_proxies is not None,
+        forwarded_allow_ips=trusted_proxies,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=5,
+    )
+
+
+#: The seconds in which the head of a request must have come.
+HEAD_SECONDS = 10.0
+
+
+class Impatient(H11Protocol):
+    """A connection that ends when the head of a request does not come in time."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Read what has come, and wait for the rest if a head is not whole."""
+        super().data_received(data)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the wait."""
+        super().connection_lost(exc)
+        if self._timer:
+            self._timer.cancel()
+
+    def _wait(self) -> None:
+        is_served = self.cycle is not None and not self.cycle.response_complete
+        if self._timer and is_served:
+            self._timer.cancel()
+            self._timer = None
+        elif not (self._timer or is_served):
+            self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
 
 
 def guarded(bridge: Bridge, access: Access) -> Starlette:

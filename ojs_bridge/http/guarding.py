@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import logging
 import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 from urllib.parse import SplitResult, urlsplit
@@ -19,6 +21,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..errors import ConfigurationError
 from ..operations.audit import Actor, acting
 from .answers import ADDED, JSON_TYPES, VERSION, Refusal, content_type, forbidden, too_many
+
+logger = logging.getLogger("ojs_bridge")
 
 Role = Literal["operator", "reader"]
 #: Returns the name of the user behind a request that was admitted; None or an empty text where it knows none.
@@ -32,6 +36,8 @@ _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 #: The name of a user whom nothing names.
 NOBODY = "anonymous"
 READS = ("GET", "HEAD")
+#: The most addresses whose requests are counted.
+MAX_ADDRESSES = 10_000
 #: What may be asked without a token, and the key of such a request's scope.
 OPEN = "/health"
 ANONYMOUS = "ojs.anonymous"
@@ -45,6 +51,7 @@ class Bucket:
 
     burst: int
     rate: float
+    what: str = "requests"
     _left: float = field(init=False)
     _at: float = field(init=False)
 
@@ -65,8 +72,29 @@ class Bucket:
         }
         if is_empty:
             seconds = math.ceil((1 - self._left) / self.rate)
-            raise too_many(f"more than {self.burst} requests at once", seconds, headers)
+            raise too_many(f"more than {self.burst} {self.what} at once", seconds, headers)
         return headers
+
+
+@dataclass(slots=True)
+class Buckets:
+    """A limit for each address. Those of an IPv6 network of 64 bits share one: a single host has them all."""
+
+    burst: int
+    rate: float
+    what: str = "requests"
+    _of: dict[str, Bucket] = field(default_factory=dict)
+
+    def take(self, address: str) -> None:
+        """Count a request of an address; raises Refusal. Of too many addresses the first are forgotten."""
+        with suppress(ValueError):
+            if ipaddress.ip_address(address).version == 6:  # noqa: PLR2004
+                address = str(ipaddress.ip_network(f"{address}/64", strict=False))
+        bucket = self._of.pop(address, None) or Bucket(self.burst, self.rate, self.what)
+        self._of[address] = bucket
+        if len(self._of) > MAX_ADDRESSES:
+            self._of.pop(next(iter(self._of)))
+        bucket.take()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +115,13 @@ class Access:
     user: UserOf | None = None
     reads: Bucket = field(default_factory=lambda: Bucket(300, 50))
     writes: Bucket = field(default_factory=lambda: Bucket(100, 20))
-    probes: Bucket = field(default_factory=lambda: Bucket(50, 5))
+    probes: Buckets = field(default_factory=lambda: Buckets(50, 5))
+    wrong: Buckets = field(default_factory=lambda: Buckets(20, 0.2, "wrong tokens"))
 
     def admit(self, request: Request) -> tuple[dict[str, str], Actor]:
         """Admit a request, and return headers for its answer, and the actor; raises Refusal."""
         reads, headers = request.method in READS, request.headers
-        token = self._token(headers) if self.tokens else None
+        token = self._token(headers, address_of(request)) if self.tokens else None
         if token is None:
             # Another host name may lead to this address (DNS rebinding).
             if self.hosts is not None and _parts(f"//{headers.get('host', '')}").hostname not in self.hosts:
@@ -110,16 +139,20 @@ class Access:
         user = self.user(request) if self.user else None
         # A user of an app is often a number or an object.
         name = ("" if user is None else str(user)) or (token.name if token else NOBODY)
-        actor = Actor(name, "http", request.client.host if request.client else "")
+        actor = Actor(name, "http", address_of(request))
         return {**limits, ROLE: token.role if token else "operator"}, actor
 
-    def _token(self, headers: Headers) -> Token:
+    def _token(self, headers: Headers, address: str) -> Token:
+        """Return the token of a request; a right one is admitted from where many wrong ones came, too."""
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             # All are compared, so that the time of an answer tells nothing.
             matches = [token for token in self.tokens if _same(given.strip(), token.secret)]
             if matches:
                 return matches[0]
+        if "authorization" in headers:
+            self.wrong.take(address)
+            logger.warning("a request from %r has a wrong token", address)
         message = "an Authorization: Bearer header with a token of this server is needed"
         raise Refusal(401, "x_unauthorized", message, headers={"WWW-Authenticate": "Bearer"})
 
@@ -211,7 +244,7 @@ class Guard:
             and (request.method, path) == ("GET", OPEN)
             and "authorization" not in request.headers
         ):
-            access.probes.take()
+            access.probes.take(address_of(request))
             scope[ANONYMOUS] = True
             await self._app(scope, receive, send)
             return
@@ -219,6 +252,11 @@ class Guard:
         scope[ADDED].update(headers)
         with acting(actor):
             await self._app(scope, receive, send)
+
+
+def address_of(request: Request) -> str:
+    """Return the address of a request's client, as the server knows it."""
+    return request.client.host if request.client else ""
 
 
 def _same(given: str, secret: str) -> bool:

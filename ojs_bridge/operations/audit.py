@@ -35,6 +35,8 @@ KIND, MARK = "audit", "mark"
 KEPT = timedelta(days=180)
 #: The most ids of a record, and the most characters of a text in it.
 MAX_IDS, MAX_TEXT = 20, 1000
+#: The most characters of an address, which a proxy may have from its client.
+MAX_ADDRESS = 200
 #: The most records that one page searches.
 LOOK_THROUGH = 2000
 #: How many records are read at once where not all of them are wanted.
@@ -162,7 +164,7 @@ class Audit:
             now,
             _bounded(actor.name),
             actor.via,
-            actor.address,
+            actor.address[:MAX_ADDRESS],
             action,
             _bounded({name: value for name, value in subject.items() if value not in (None, (), [], {})}),
             _bounded(actor.reason),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from urllib.parse import unquote
 
 from ..messages import Reading, read_message, shown_errors
 from ..rules.fingerprint import fingerprint
@@ -347,8 +348,35 @@ class StoreOfParts(Store):
                     setattr(self, name, getattr(part, name))
 
 
-def without_password(url: str) -> str:
-    """Return a URL as a log may show it. The URL may be invalid."""
+#: Hosts, each with a port that is a number, as they stand in a URL without a name and a password.
+_HOSTS = re.compile(r"(?:(?:[a-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?(?:,|$))*")
+_OPTION = re.compile(r"(?i)(pass\w*|pwd)=([^&]*)")
+_HIDDEN = "***"
+#: A secret that is shorter is not taken out of other texts: it is too common.
+_TELLING = 4
+
+
+def without_password(url: str, text: str | None = None) -> str:
+    """Return a URL as a log may show it, or a text about it, such as a driver's error. It may be invalid.
+
+    Where no `@` ends the name and the password, and the hosts look odd, they are taken for a secret.
+    """
     scheme, slashes, rest = url.partition("://") if "://" in url else ("", "", url)
-    url = scheme + slashes + re.sub(r".*@", "***@", rest, flags=re.DOTALL)
-    return re.sub(r"(?i)(pass\w*|pwd)=[^&]*", r"\1=***", url)
+    place = re.split(r"[/?#\s]", rest, maxsplit=1)[0] if slashes else rest
+    if "@" in rest:
+        secret = rest[: rest.rindex("@")]
+        words = [secret.partition(":")[2] or secret]
+    else:
+        is_host = _HOSTS.fullmatch(place) or not (slashes or re.match(r"[A-Za-z][\w+.-]*:", place))
+        secret = "" if is_host else place
+        words = [secret]
+    if text is None:
+        shown = f"{_HIDDEN}{rest[len(secret) :]}" if secret else rest
+        return scheme + slashes + _OPTION.sub(rf"\1={_HIDDEN}", shown)
+    words += [part for word in words for part in re.split("[:@,]", word)]
+    words += [word for _, word in _OPTION.findall(rest)]
+    for word in sorted({*words, *map(unquote, words)}, key=len, reverse=True):
+        if len(word) >= _TELLING and not word.isdecimal():
+            # A driver writes a host in lower case.
+            text = re.sub(re.escape(word), _HIDDEN, text, flags=re.IGNORECASE)
+    return text

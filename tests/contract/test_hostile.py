@@ -65,8 +65,10 @@ CELERY: dict[str, dict[str, Any]] = {
 DEEP: Any = []
 for _ in range(700):
     DEEP = [DEEP]
+#: More than a message has room for.
+LONG = ["x" * 250] * 100
 #: A state that is due in a far future, and has no room in a message.
-FAR = {"v": 1, "next_retry_at": "9999-01-01T00:00:00.000Z", "retry": {"non_retryable_errors": ["x" * 20_000]}}
+FAR = {"v": 1, "next_retry_at": "9999-01-01T00:00:00.000Z", "retry": {"non_retryable_errors": LONG}}
 #: The options of a Dramatiq message.
 DRAMATIQ: dict[str, dict[str, Any]] = {
     "a state that is no text": {"ojs": [1]},
@@ -203,7 +205,7 @@ def test_a_message_that_cannot_even_be_handed_to_the_pool_is_kept_and_takes_no_p
 
 
 def test_a_state_that_no_message_can_carry_any_further_is_a_dead_letter(fleet: Fleet) -> None:
-    huge = {"max_attempts": 9, "non_retryable_errors": ["x" * 20_000]}
+    huge = {"max_attempts": 9, "non_retryable_errors": LONG}
     state = {"ojs": json.dumps({"v": 1, "attempt": 1, "retry": huge})}
     job, _ = fleet.put(raises(OSError), **({"options": state} if fleet.framework == "dramatiq" else state))
     told = end(fleet, job).data

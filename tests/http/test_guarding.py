@@ -14,7 +14,16 @@ from starlette.testclient import TestClient
 
 from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.http import app_for, guarding, serve
-from ojs_bridge.http.guarding import LOOPBACK, Access, Bucket, access_at, tokens_of
+from ojs_bridge.http.app import guarded
+from ojs_bridge.http.guarding import (
+    LOOPBACK,
+    MAX_ADDRESSES,
+    Access,
+    Bucket,
+    Buckets,
+    access_at,
+    tokens_of,
+)
 from ojs_bridge.http.routes import MAX_BODY
 from tests.http.doors import API, LETTERS, OPERATOR, READER, RETRIES, House, client_at, house, with_token
 
@@ -283,3 +292,59 @@ def test_mounted_in_an_app_of_ones_own(door: House) -> None:
     assert client.post(f"/admin/jobs{LETTERS}/j-1/retry", headers=origin).status_code == 200
     foreign = {"Origin": "https://evil.example", "X-OJS-Bridge": "1"}
     assert client.delete(f"/admin/jobs{LETTERS}/j-1", headers=foreign).status_code == 403
+
+
+def test_wrong_tokens_are_limited_for_each_address_and_logged(
+    door: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A right token is admitted all the same: behind a proxy all clients have one address."""
+    app = guarded(door.bridge, Access(tokens_of(OPERATOR)))
+    guess = TestClient(app, client=("192.0.2.7", 1))
+    codes = [guess.get(LETTERS, headers=with_token(f"wrong-token-{n}")).status_code for n in range(60)]
+    assert codes[:20] == [401] * 20
+    assert 30 <= codes.count(429) <= 40
+    assert caplog.text.count("a request from '192.0.2.7' has a wrong token") == codes.count(401)
+    assert guess.get(LETTERS, headers=with_token(OPERATOR)).status_code == 200
+    other = TestClient(app, client=("192.0.2.8", 1))
+    assert other.get(LETTERS, headers=with_token("wrong")).status_code == 401
+    assert {guess.get(LETTERS).status_code for _ in range(60)} == {401}
+
+
+def test_probes_are_limited_for_each_address(door: House) -> None:
+    app = guarded(door.bridge, Access(tokens_of(OPERATOR), probes=Buckets(20, 0.001)))
+
+    def codes(address: str) -> list[int]:
+        client = TestClient(app, client=(address, 1))
+        return [client.get(f"{API}/health").status_code for _ in range(15)]
+
+    assert [429 in codes(f"192.0.2.{n}") for n in range(4)] == [False] * 4
+    assert 429 in codes("192.0.2.1")
+    # A host has a whole network of IPv6.
+    assert [429 in codes(f"2001:db8::{n}") for n in range(3)] == [False, True, True]
+
+
+def test_of_too_many_addresses_the_first_are_forgotten() -> None:
+    buckets = Buckets(1, 0.001)
+    for n in range(MAX_ADDRESSES + 10):
+        buckets.take(str(n))
+    assert len(buckets._of) == MAX_ADDRESSES
+
+
+@pytest.mark.parametrize("mounted", [False, True])
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        (LETTERS, "DELETE, GET, HEAD"),
+        (f"{LETTERS}/j-1", "DELETE, GET, HEAD"),
+        (f"{LETTERS}/stats", "DELETE, GET, HEAD"),
+        (f"{LETTERS}/retry", "DELETE, GET, HEAD, POST"),
+        (f"{API}/marks", "GET, HEAD, POST"),
+        ("/", "GET, HEAD"),
+    ],
+)
+def test_a_405_names_all_methods(door: House, path: str, allowed: str, mounted: bool) -> None:
+    app = guarded(door.bridge, Access(hosts=LOOPBACK))
+    outer = Starlette(routes=[Mount("/jobs", app)]) if mounted else app
+    client = TestClient(outer, base_url="http://127.0.0.1:8787", headers={"X-OJS-Bridge": "1"})
+    answer = client.put(f"/jobs{path}" if mounted else path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ojs_bridge.http.guarding import LOOPBACK, Access, Bucket, tokens_of
+from ojs_bridge.http.guarding import LOOPBACK, Access, Buckets, tokens_of
 from tests.http.doors import API, LETTERS, OPERATOR, client_at, house, with_token
 from tests.http.test_letters import refused
 
@@ -19,7 +19,7 @@ def test_a_probe(tmp_path: Path) -> None:
         "degraded",
         {"store", "broker", "workers", "backlog", "retries"},
     )
-    client = client_at(door.bridge, Access(tokens_of(OPERATOR), LOOPBACK, probes=Bucket(20, 0.001)))
+    client = client_at(door.bridge, Access(tokens_of(OPERATOR), LOOPBACK, probes=Buckets(20, 0.001)))
     answer = client.get(HEALTH, headers={"Host": "10.0.0.7:8787"})
     assert (answer.status_code, answer.json()) == (200, {"status": "degraded"})
     assert "checks" in client.get(HEALTH, headers=with_token(OPERATOR)).json()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -14,7 +16,18 @@ from ojs_bridge.engine.runs import Override
 from ojs_bridge.http.app import guarded
 from ojs_bridge.operations.replaying import Bulk
 from ojs_bridge.rules.job import Header
-from tests.http.doors import LETTERS, OPERATOR, OWN, House, house, listening, served, unlimited, with_token
+from tests.http.doors import (
+    API,
+    LETTERS,
+    OPERATOR,
+    OWN,
+    House,
+    house,
+    listening,
+    served,
+    unlimited,
+    with_token,
+)
 from tests.lives import FRAMEWORK, Outbox
 from tests.servers.process import eventually
 
@@ -42,6 +55,68 @@ def test_a_server_with_a_token(tmp_path: Any) -> None:
         assert httpx.get(address + LETTERS, timeout=30).status_code == 401
         answer = httpx.get(address + LETTERS, headers=with_token(OPERATOR), timeout=30)
         assert answer.json()["jobs"] == []
+
+
+FORGED = {"X-Forwarded-For": "203.0.113.9"}
+
+
+@pytest.mark.parametrize(
+    ("trusted", "addresses"),
+    [
+        ("", {"127.0.0.1"}),
+        ("trusted_proxies='127.0.0.1'", {"127.0.0.1", "203.0.113.9", "Z" * 200}),
+        ("trusted_proxies='192.0.2.1'", {"127.0.0.1"}),
+    ],
+    ids=["none", "this one", "another"],
+)
+def test_the_address_of_the_audit(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, trusted: str, addresses: set[str]
+) -> None:
+    """It is that of the peer, unless a proxy is trusted, and short; a variable of uvicorn changes nothing."""
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    with served(f"sqlite:///{tmp_path}/ojs.db", trusted) as address, httpx.Client(headers=OWN) as client:
+        for headers in ({}, FORGED, {"X-Forwarded-For": "Z" * 20_000}):
+            client.post(f"{address}{API}/marks", json={"text": "x"}, headers=headers, timeout=30)
+        records = client.get(f"{address}{API}/audit", timeout=30).json()["records"]
+    assert len(records) == 3
+    assert {record["address"] for record in records} == addresses
+
+
+def test_a_request_whose_head_does_not_come_in_time_ends(tmp_path: Any) -> None:
+    """A first one, one that trickles in, and one on a connection that has had an answer."""
+    with served(f"sqlite:///{tmp_path}/ojs.db") as address:
+        port = int(address.rpartition(":")[2])
+        half = [socket.create_connection(("127.0.0.1", port)) for _ in range(30)]
+        for n, connection in enumerate(half):
+            if n % 3 == 2:
+                connection.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+                answer = b""
+                while b"</html>" not in answer:
+                    answer += connection.recv(65_536)
+            if n % 3:
+                connection.sendall(b"POST /ojs/v1/marks HTTP/1.1\r\nHost: x\r\nX-A: ")
+        trickling = half[1]
+
+        def open_ones() -> int:
+            with suppress(OSError):
+                trickling.sendall(b"a")
+            return sum(not has_ended(connection) for connection in half)
+
+        eventually(lambda: open_ones() == 0, seconds=60, what="the end of half requests")
+        # A request that is served in time is not broken off.
+        assert httpx.get(address + LETTERS, headers=OWN, timeout=30).status_code == 200
+        for connection in half:
+            connection.close()
+
+
+def has_ended(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def test_who_goes_away_ends_a_replay(door: House, monkeypatch: pytest.MonkeyPatch) -> None:

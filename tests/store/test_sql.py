@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -353,3 +354,24 @@ def test_of_the_connections_that_a_server_has_ended_one_is_an_error(postgres_url
         reserve(store)
     for n in range(4):
         assert reserve(store, key=f"{n}").grant is Grant.TAKEN
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+@pytest.mark.parametrize("form", ["sqlite:///{}", "sqlite:///file:{}?uri=true"])
+def test_a_file_is_for_its_owner_alone(tmp_path: Path, umask: int, form: str) -> None:
+    """It has the arguments of jobs, and so have its log and its index. One that is there keeps its rights."""
+    path = tmp_path / "ojs.db"
+    before = os.umask(umask)
+    try:
+        store = open_store(form.format(path))
+        store.bury(letter())
+        modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+    finally:
+        os.umask(before)
+    assert modes == dict.fromkeys(("ojs.db", "ojs.db-wal", "ojs.db-shm"), 0o600)
+    store.close()
+    path.chmod(0o660)
+    store = open_store(form.format(path))
+    store.bury(letter("j-2"))
+    assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o660}
+    store.close()

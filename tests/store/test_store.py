@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ojs_bridge import ConfigurationError, StoreError, open_store
+from ojs_bridge import Bridge, ConfigurationError, StoreError, open_store
 from ojs_bridge.rules.job import ErrorEntry
 from ojs_bridge.store import Claim, Filter, Letter, Store, from_json, to_json
 from tests.store.processes import in_processes
@@ -615,6 +615,39 @@ def test_a_store_that_cannot_be_opened(url: str, message: str) -> None:
         open_store(url.format(SECRET))
     assert str(error.value).startswith(message)
     assert not any(part in str(error.value) for part in ("s3cr", "p@ss", "plugin"))
+
+
+WITHOUT_A_HOST = [
+    "redis://:{}:6379/0",
+    "redis://u:{}",
+    "redis://{}",
+    "redis://{}:6379",
+    "redis+sentinel://u:{}/mymaster",
+    "redis+sentinel://:{}:26379/mymaster",
+    "redis+cluster://u:{}",
+    "redis:/:{}:6379",
+    "valkeys://:{}/0",
+    "sentinel://:{}/m",
+    "nosuch://:{}",
+    "postgresql://u:{}/db",
+    "postgresql://{}/db",
+    "postgresql:u:{}/db",
+]
+
+
+@pytest.mark.parametrize("url", WITHOUT_A_HOST)
+def test_a_url_whose_host_was_forgotten_hides_its_password(url: str) -> None:
+    """In errors and in the health; a driver repeats it in small letters."""
+    try:
+        bridge = Bridge(url.format("S3cr3tPw"), reservation="PT20S")
+        told = str(bridge.health.check().to_ojs())
+        with pytest.raises(StoreError) as error:
+            bridge.counts()
+        told += str(error.value)
+    except ConfigurationError as wrong:
+        told = str(wrong)
+    assert "***" in told
+    assert "s3cr3tpw" not in told.lower()
 
 
 HINTS = [

@@ -40,7 +40,7 @@ class RedisServer:
     """
 
     def __init__(self, url: str, namespace: str, *, patience: float) -> None:
-        self.shown = without_password(url)
+        self.shown, self._url = without_password(url), url
         # A brace would end the hash tag.
         tag = namespace.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
         self._prefix = f"ojs:{{{tag}}}:".encode()
@@ -52,7 +52,8 @@ class RedisServer:
         try:
             connection_of(self._topology.options)
         except (TypeError, ValueError, redis.RedisError) as error:
-            raise ConfigurationError(f"store: {self.shown!r} is not a Redis URL: {error}") from None
+            why = without_password(url, str(error))
+            raise ConfigurationError(f"store: {self.shown!r} is not a Redis URL: {why}") from None
         # Workers of earlier releases use the same name, and may run beside this one.
         self._reservations = self.key("turn:")
         self._prepared = False
@@ -234,7 +235,7 @@ class RedisServer:
             self._pid = os.getpid()
 
     def _failed(self, error: Exception) -> StoreError:
-        why = " ".join(str(error).split()) or type(error).__name__
+        why = without_password(self._url, " ".join(str(error).split())) or type(error).__name__
         if isinstance(error, (redis.DataError, UnicodeError)):
             return Unstorable(f"the store {self.shown!r} cannot keep this: {why}")
         # Whatever it is, another server may be the right one now.

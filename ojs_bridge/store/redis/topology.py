@@ -157,7 +157,7 @@ def _hosts(url: str, hosts: str, port: int) -> Iterator[Host]:
     for text in hosts.split(","):
         found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+)(?::([0-9]{1,5}))?", text)
         if found is None:
-            raise _wrong(url, f"{text!r} is not a host, or a host and its port")
+            raise _wrong(url, f"{without_password(url, text)!r} is not a host, or a host and its port")
         yield found[1].strip("[]"), int(found[2] or port)
 
 

@@ -123,7 +123,7 @@ class Database:
 
     def __init__(self, url: str, namespace: str, *, patience: float) -> None:
         self.namespace = namespace
-        self.shown = without_password(url)
+        self.shown, self._url = without_password(url), url
         self._quick = engines.quick(url, patience)
         self._durable = engines.durable(self._quick, patience)
         self.is_postgres = self._durable.dialect.name == "postgresql"
@@ -333,7 +333,7 @@ class Database:
 
     def _failed(self, error: Exception) -> StoreError:
         cause = getattr(error, "orig", None) or error
-        why = " ".join(str(cause).split()) or type(cause).__name__
+        why = without_password(self._url, " ".join(str(cause).split())) or type(cause).__name__
         # The codes of class 54 say that a limit of PostgreSQL is exceeded, as by a row of an index.
         too_much = str(getattr(cause, "sqlstate", "")).startswith("54")
         if too_much or isinstance(cause, (self._driver.DataError, UnicodeError, OverflowError)):

@@ -14,7 +14,10 @@ import selectors
 import sqlite3
 import threading
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
 from weakref import WeakSet
 
 import sqlalchemy as sa
@@ -45,7 +48,9 @@ def quick(url: str, patience: float) -> sa.Engine:
         raise ConfigurationError(f"store: the driver of {shown!r} is not installed: {error}") from None
     except (ArgumentError, TypeError, ValueError) as error:
         why = (
-            f"no driver has the name {parsed.drivername!r}" if isinstance(error, NoSuchModuleError) else error
+            f"no driver has the name {parsed.drivername!r}"
+            if isinstance(error, NoSuchModuleError)
+            else without_password(url, str(error))
         )
         raise ConfigurationError(f"store: {shown!r} is not a store that ojs-bridge knows: {why}") from None
     if is_postgres:
@@ -91,7 +96,21 @@ def _share_file(engine: sa.Engine, *, synchronous: Literal["FULL", "NORMAL"], pa
         connection.execute(f"PRAGMA synchronous={synchronous}")
 
     sa.event.listen(engine, "connect", set_up)
+    sa.event.listen(engine, "do_connect", _make_private)
     _engines.add(engine)
+
+
+def _make_private(_dialect: object, _record: object, args: Sequence[Any], _options: object) -> None:
+    """Make a file that is not there, for its owner alone: it gets the arguments of jobs.
+
+    SQLite gives its log and its index the same rights. A file that is there keeps its own.
+    """
+    path, _, options = str(args[0]).partition("?")
+    if path.startswith("file:"):
+        # With a mode, SQLite may not make the file.
+        path = "" if "mode=" in options else unquote(urlsplit(path).path)
+    with suppress(OSError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def busy_seconds(patience: float) -> float:
