@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+import html
+import re
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
+from urllib.parse import quote
 
 from ..errors import ConfigurationError
 from ..messages import Reading, read_message
+from ..rules.job import parse_time
 
 Redaction: TypeAlias = Collection[str] | Callable[[str, Any], Any]
 """Names of arguments, or a callable that gets an argument's name and value, and returns the value to show.
@@ -15,8 +21,26 @@ A positional argument whose parameter is not known has its place for a name, suc
 """
 
 HIDDEN = "[redacted]"
-#: A secret that is shorter is not taken out of other texts: it is too common.
-_TELLING = 4
+#: A secret that is shorter is not taken out of other texts: it is too common. So is a shorter part of one,
+#: except at a cut. A piece is what is looked for first.
+_TELLING, _PART, _PIECE = 4, 20, 10
+#: Where the secrets of a message are longer in all, they are not looked for: each text is hidden whole.
+_MOST = 500_000
+_TIMES = frozenset({"timestamp", "occurred_at", "created_at", "next_retry_at"})
+_DIGITS = re.compile("[0-9A-Fa-f]{0,7}")
+_QUOTES = "\\'\"`"
+#: All that differs between the forms of one text. A backslash that escapes nothing is as good as none.
+_WRITTEN = re.compile(
+    r"""
+    (?P<space> \s | \+ | \\+[nrtvf] )
+    | (?P<code> \\+(?:x[0-9A-Fa-f]{2} | u[0-9A-Fa-f]{4} | U[0-9A-Fa-f]{8}) | %[0-9A-Fa-f]{2} )
+    | (?P<cut> (?: \\+(?:[xuU][0-9A-Fa-f]{0,7})? | %[0-9A-Fa-f]? )? (?: …\[cut\] | … | \.{3,} ) )
+    | (?P<html> &(?:\#[0-9]{1,7} | \#[xX][0-9A-Fa-f]{1,6} | [A-Za-z]{2,8}); )
+    | (?P<quote> ['"`]+ | \\+ )
+    | (?P<astral> [\U00010000-\U0010ffff] )
+    """,
+    re.VERBOSE,
+)
 
 
 class Redactor:
@@ -37,11 +61,11 @@ class Redactor:
     def __bool__(self) -> bool:
         return self._is_on
 
-    def message(self, message: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    def message(self, message: Mapping[str, Any]) -> tuple[dict[str, Any], Secrets]:
         """Return a kept message as it may be shown, and the secrets to be taken out of all other texts."""
         whole = read_message(message)
         secrets, shown = self.secrets(whole), self.reading(whole)
-        parts = without({"args": shown.args, "kwargs": shown.kwargs, "meta": shown.meta}, secrets)
+        parts = secrets.out_of({"args": shown.args, "kwargs": shown.kwargs, "meta": shown.meta})
         hidden = [name for name, value in parts.items() if value != getattr(whole, name)]
         rest = {"parameters": [*shown.names], "note": shown.note, "hidden": hidden}
         return {**parts, "redacted": True, **rest}, secrets
@@ -55,12 +79,11 @@ class Redactor:
         kwargs = None if reading.kwargs is None else self._mapping(reading.kwargs)
         return Reading(args, kwargs, self._mapping(reading.meta), reading.names, reading.note)
 
-    def secrets(self, reading: Reading) -> list[str]:
-        """Return the texts that the redaction hides, the longest first, to be taken out of errors as well."""
+    def secrets(self, reading: Reading) -> Secrets:
+        """Return the texts that the redaction hides, to be taken out of errors as well."""
         shown = self.reading(reading)
         pairs = [(reading.args, shown.args), (reading.kwargs, shown.kwargs), (reading.meta, shown.meta)]
-        texts = {text for before, after in pairs for text in _hidden(before, after)}
-        return sorted((text for text in texts if len(text) >= _TELLING), key=len, reverse=True)
+        return Secrets({text for before, after in pairs for text in _hidden(before, after)})
 
     def _by_name(self, name: str, value: Any) -> Any:
         return HIDDEN if name.casefold() in self._names else value
@@ -79,17 +102,167 @@ class Redactor:
         return value
 
 
-def without(value: Any, secrets: Collection[str]) -> Any:
-    """Return a JSON value with some secrets taken out of its texts."""
-    if isinstance(value, str):
-        for secret in secrets:
-            value = value.replace(secret, HIDDEN)
+class Secrets:
+    """Texts to be taken out of other texts, in every form in which code may have written them.
+
+    That is, as `repr`, JSON, bytes, a URL or HTML write them. Of a long secret a part is taken out, too, and
+    so is what a cut has left of any. The time grows with the lengths of the secrets and of the texts alone.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        forms = {form for text in texts for form in _forms_of(text)}
+        known = {plain for plain in (_Plain(form).text.strip() for form in forms) if len(plain) >= _TELLING}
+        self._all = sum(map(len, known)) > _MOST
+        long = [] if self._all else [text for text in known if len(text) >= _PART]
+        short = [] if self._all else [text for text in known if len(text) < _PART]
+        self._parts = {text[n : n + _PART] for text in long for n in range(len(text) - _PART + 1)}
+        # One of each eleven places of a text is the first of such a piece, if the text has a part there.
+        self._pieces = {text[n : n + _PIECE] for text in long for n in range(len(text) - _PIECE + 1)}
+        self._short, self._sizes = {*short}, sorted({len(text) for text in short})
+        self._first = {text[0] for text in short}
+        rests = [(text, size) for text in known for size in range(_TELLING, min(len(text), _PART))]
+        self._heads = set() if self._all else {text[:size] for text, size in rests}
+        self._tails = set() if self._all else {text[-size:] for text, size in rests}
+
+    def out_of(self, value: Any) -> Any:
+        """Return a JSON value without the secrets; the times of an error entry stay."""
+        if isinstance(value, str):
+            return self._without(value)
+        if isinstance(value, Mapping):
+            return {
+                self.out_of(name): item if name in _TIMES and _is_time(item) else self.out_of(item)
+                for name, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self.out_of(item) for item in value]
         return value
-    if isinstance(value, Mapping):
-        return {without(name, secrets): without(item, secrets) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without(item, secrets) for item in value]
-    return value
+
+    def _without(self, text: str) -> str:
+        if self._all:
+            return HIDDEN
+        plain = _Plain(text)
+        shown, done = list[str](), 0
+        for start, end in _joined(self._found(plain)):
+            first, last = plain.begin(start), plain.end(end - 1)
+            shown += [text[done:first], HIDDEN]
+            done = last
+        return "".join([*shown, text[done:]])
+
+    def _found(self, plain: _Plain) -> Iterator[tuple[int, int]]:
+        """Yield the places of secrets, of their parts, and of what a cut has left of them."""
+        text = plain.text
+        for at in range(0, len(text), _PART - _PIECE + 1) if self._pieces else ():
+            if text[at : at + _PIECE] in self._pieces:
+                for start in range(max(at + _PIECE - _PART, 0), at + 1):
+                    if text[start : start + _PART] in self._parts:
+                        yield start, start + _PART
+        places = (at for at, char in enumerate(text) if char in self._first) if self._first else ()
+        yield from (
+            (at, at + size) for at in places for size in self._sizes if text[at : at + size] in self._short
+        )
+        for start, end, least in plain.cuts if self._heads else ():
+            for size in range(least, min(start + 1, _PART)):
+                if text[start - size : start] in self._heads:
+                    yield start - size, start
+            # The cut may have left the last digits of an escape.
+            for first in range(end, _DIGITS.match(text, end).end() + 1):  # type: ignore[union-attr]
+                sizes = (n for n in range(least, _PART) if text[first : first + n] in self._tails)
+                yield from ((end, first + size) for size in sizes)
+
+
+class _Plain:
+    """A text as all its written forms have it: without escapes and quotes, in units of UTF-16.
+
+    `cuts` are the places of marks such as `…`, with the fewest characters that a cut secret has left there.
+    """
+
+    def __init__(self, text: str) -> None:
+        parts, self.cuts, at, size = list[str](), list[tuple[int, int, int]](), 0, 0
+        #: Where runs of the plain text begin, there and in the text; and where those of the text end.
+        self._starts, self._runs = list[int](), list[tuple[int, int, bool]]()
+        for found in _WRITTEN.finditer(text):
+            for run, start, end in (
+                (text[at : found.start()], at, found.start()),
+                (_unwritten(found), found.start(), found.end()),
+            ):
+                plain = run if not (run == " " and parts and parts[-1].endswith(" ")) else ""
+                if plain:
+                    self._starts.append(size)
+                    self._runs.append((start, end, end == found.start()))
+                    parts.append(plain)
+                    size += len(plain)
+            if found.lastgroup == "cut":
+                self.cuts.append((size - 1, size, _TELLING))
+            at = found.end()
+        if at < len(text):
+            self._starts.append(size)
+            self._runs.append((at, len(text), True))
+            parts.append(text[at:])
+        self.text = "".join(parts)
+        self.cuts.append((len(self.text), len(self.text), _PIECE))
+
+    def begin(self, place: int) -> int:
+        """Return where the written form of a plain character begins in the text."""
+        run = bisect_right(self._starts, place) - 1
+        start, _, is_itself = self._runs[run]
+        return start + place - self._starts[run] if is_itself else start
+
+    def end(self, place: int) -> int:
+        """Return where the written form of a plain character ends in the text."""
+        run = bisect_right(self._starts, place) - 1
+        _, end, is_itself = self._runs[run]
+        return self.begin(place) + 1 if is_itself else end
+
+
+def _forms_of(text: str) -> Iterator[str]:
+    """Yield a text as it is written where that cannot be read back alone: as bytes, in a URL, in HTML."""
+    yield text
+    yield text.encode("utf-8", "replace").decode("latin-1")
+    yield quote(text, safe="", errors="replace")
+    yield html.escape(text)
+
+
+def _unwritten(found: re.Match[str]) -> str:
+    """Return the plain form of an escape, a quote or a space."""
+    text = found.group()
+    match found.lastgroup:
+        case "cut":
+            return "…"
+        case "space":
+            return " "
+        case "code":
+            code = int(text.lstrip("\\%xuU"), 16)
+            made = chr(code) if code <= sys.maxunicode else text
+        case "html":
+            made = html.unescape(text)
+        case "astral":
+            made = text
+        case _:
+            return ""
+    if made.isspace() or made == "+":
+        return " "
+    if made in _QUOTES:
+        return ""
+    units = made.encode("utf-16-le", "surrogatepass")
+    return "".join(chr(units[n] | units[n + 1] << 8) for n in range(0, len(units), 2))
+
+
+def _joined(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield spans that neither meet nor overlap."""
+    last = (0, 0)
+    for start, end in sorted(spans):
+        if start > last[1]:
+            yield from [last] if last[1] else []
+            last = start, end
+        last = (min(last[0], start) if last[1] else start), max(last[1], end)
+    yield from [last] if last[1] else []
+
+
+def _is_time(value: object) -> bool:
+    try:
+        return isinstance(value, str) and bool(parse_time(value))
+    except ValueError:
+        return False
 
 
 def _hidden(before: Any, after: Any) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from ..engine.redaction import Redactor, without
+from ..engine.redaction import Redactor
 from ..rules.fingerprint import is_fingerprint
 from ..store import (
     DocumentPage,
@@ -102,8 +102,8 @@ def shown(letter: Letter, redactor: Redactor) -> Letter:
     # The pattern of a redacted error may be another.
     letter = replace(letter, fault=letter.group)
     message, secrets = redactor.message(letter.message)
-    errors = tuple(without(entry, secrets) for entry in letter.errors)
-    return replace(letter, message=message, errors=errors, reason=without(letter.reason, secrets))
+    errors = tuple(map(secrets.out_of, letter.errors))
+    return replace(letter, message=message, errors=errors, reason=secrets.out_of(letter.reason))
 
 
 def page_size(limit: int) -> int:

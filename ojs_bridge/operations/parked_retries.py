@@ -13,7 +13,6 @@ from typing_extensions import Unpack
 from ..engine.context import Context
 from ..engine.events import cancelled
 from ..engine.keeping import job_of_parked
-from ..engine.redaction import without
 from ..engine.scheduler import CLAIM, UNPARK
 from ..errors import RetryNotFound, Unreachable
 from ..rules.job import format_time
@@ -177,7 +176,7 @@ class ParkedRetries:
         if not self._context.redactor:
             return parked
         message, secrets = self._context.redactor.message(parked.message)
-        state, reason = without(parked.state, secrets), without(parked.reason, secrets)
+        state, reason = secrets.out_of(parked.state), secrets.out_of(parked.reason)
         return replace(parked, message=message, state=state, reason=reason)
 
     @property

@@ -326,7 +326,8 @@ def _read(written: object) -> dict[str, Any]:
     """Return the fields of a header of our version."""
     state = written
     if isinstance(written, (str, bytes)):
-        _check_size(len(written), written[:80])
+        if len(written) > MAX_HEADER:
+            raise _too_long(len(written), written[:80])
         try:
             state = from_json(written)
         except (ValueError, TypeError):
@@ -361,15 +362,15 @@ def entries_of(errors: Sequence[Any]) -> Sequence[ErrorEntry]:
     except ValueError:
         text = json.dumps(errors)
         size, errors = len(text), json.loads(sound_json(text))
-    _check_size(size, "errors")
+    if size > MAX_HEADER:
+        raise _too_long(size, "errors")
     return errors
 
 
-def _check_size(size: int, beginning: str | bytes) -> None:
-    if size > MAX_HEADER:
-        raise InvalidState(
-            f"the ojs header has {size:,} bytes, and this worker reads {MAX_HEADER:,} at most: {beginning!r}…"
-        )
+def _too_long(size: int, beginning: str | bytes) -> InvalidState:
+    return InvalidState(
+        f"the ojs header has {size:,} bytes, and this worker reads {MAX_HEADER:,} at most: {beginning!r}…"
+    )
 
 
 def _time(fields: Mapping[str, Any], name: str) -> datetime | None:

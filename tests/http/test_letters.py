@@ -18,11 +18,13 @@ from ojs_bridge.dramatiq import install as install_in_dramatiq
 from ojs_bridge.errors import Unreachable
 from ojs_bridge.http.app import guarded
 from ojs_bridge.operations.dead_letters import DeadLetters
+from ojs_bridge.rules.failures import MAX_MESSAGE, cut
 from ojs_bridge.rules.job import format_time, parse_time
 from tests.conftest import store_url
 from tests.http.doors import API, LETTERS, OWN, RETRIES, House, client_at, house, listening, unlimited
 from tests.operations.test_operating import celery_message
 from tests.servers.ports import free_port
+from tests.store.test_store import entry
 
 
 @pytest.fixture
@@ -525,3 +527,28 @@ def test_a_list_leaves_out_long_arguments(door: House) -> None:
     assert jobs["short"]["args"] == ["x" * 1_000]
     assert (jobs["long"]["args"], jobs["long"]["note"][:21]) == (None, "left out of the list:")
     assert door.client.get(f"{LETTERS}/long").json()["args"] == ["x" * 2_000]
+
+
+def test_no_door_shows_a_secret_that_code_has_written() -> None:
+    """In lists, letters, groups, retries, the admin API and exports; whole, or what a cut has left."""
+    key = "-----BEGIN KEY-----\nMIIBVgIBADANBgkqhkiG9w0\n-----END KEY-----\n"
+    door = house("memory://", redact=["private_key"])
+    said = [repr(key), json.dumps({"private_key": key}), f"{'x' * 3_980}{key}", quote(key), str(key.encode())]
+    errors = tuple(
+        entry(n, message=cut(text, MAX_MESSAGE), backtrace=[text], details={"body": text})
+        for n, text in enumerate(said, 1)
+    )
+    fields = {"message": celery_message(private_key=key), "reason": said[0]}
+    for n in range(5):
+        door.bury(f"j-{n}", errors=(*errors[n:], *errors[:n]), **fields)
+    door.park("p-1", state={"errors": [*errors]}, **fields)
+    told = [door.client.get(f"{LETTERS}/j-{n}").json() for n in range(5)]
+    paths = ("/dead-letter", "/dead-letter/groups", "/retries", "/retries/p-1", "/admin/dead-letter")
+    told += [
+        door.client.get(f"{API}{path}").json() for path in (*paths, "/admin/jobs/j-1", "/admin/jobs/p-1")
+    ]
+    told += [*door.bridge.dead_letters.export()]
+    text = json.dumps(told)
+    assert text.count("[redacted]") > 50
+    assert not any(part in text for part in ("MIIB", "BEGIN", "BEGI", "w0"))
+    assert door.client.get(LETTERS, params={"text": "MIIB"}).json()["jobs"] == []
