@@ -137,6 +137,8 @@ class Bridge:
         self._rules = rules
         self._scheduler_type = scheduler
         self._scheduler: Scheduler | None = None
+        #: The workers of this process that have started and not stopped.
+        self._workers = 0
         self.dead_letters = DeadLetters(context, settings.retention, rules)
         self.broker_letters = BrokerLetters(context)
         self.retries = ParkedRetries(context)
@@ -172,11 +174,13 @@ class Bridge:
         return history(self.engine.context, Filter(queue, type, since=since, until=until))
 
     def start(self, framework: str = "", queues: Callable[[], Iterable[str]] = tuple) -> None:
-        """Begin to publish parked retries when they are due; workers call it.
+        """Begin to publish parked retries when they are due; workers call it, and `stop` as often.
 
         The health of the fleet names their framework, and the queues that they take at each moment.
         """
-        self.engine.instruments.started()
+        self._workers += 1
+        if self._workers == 1:
+            self.engine.instruments.started()
         if self.store and self._scheduler is None:
             context = self.engine.context
             self._beat = Beat(context, framework, queues)
@@ -198,7 +202,11 @@ class Bridge:
         return prune, replay, index, Chore("telling that this worker lives", BEAT.total_seconds(), beat.tell)
 
     def stop(self) -> None:
-        """End the scheduler, and let the listeners hear the last events."""
+        """End the scheduler with the last worker, and let the listeners hear the last events."""
+        self._workers = max(0, self._workers - 1)
+        if self._workers:
+            self.flush()
+            return
         if self._scheduler:
             self._scheduler.stop()
             self._scheduler = None

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Container, Mapping
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from celery import Celery, bootsteps
 from celery.apps.worker import Worker
@@ -146,7 +147,7 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
         self._outage = Outage(
             "jobs wait in this worker: they cannot begin, or what became of them has no place", "jobs go on"
         )
-        setattr(consumer.app, _HOLDING, self)
+        vars(consumer.app).setdefault(_HOLDING, WeakSet()).add(self)
 
     def start(self, consumer: Any) -> None:
         """Hold what comes on the channel of this connection."""
@@ -290,24 +291,27 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
 
 def hold(app: Celery, request: Any, why: Hold, again: Callable[[], object] | None = None) -> bool:
     """Let an app's worker keep a request; False if the worker stops, or the broker has the message back."""
-    holding: RequestHolding | None = vars(app).get(_HOLDING)
-    return holding is not None and holding.hold(request, why, again)
+    return any(holding.hold(request, why, again) for holding in _holdings(app))
 
 
 def await_stop(app: Celery, give_back: Callable[[], object], judge: Callable[[], object]) -> None:
     """Judge the death of a process, unless its worker is told to stop: then its job is given back."""
-    holding: RequestHolding | None = vars(app).get(_HOLDING)
+    holding = next(iter(_holdings(app)), None)
     if holding is None:
-        (give_back if stops.is_stopping() else judge)()
+        judge()
     else:
         holding.await_stop(give_back, judge)
 
 
 def forget(app: Celery, request: Any, reservation: Reservation) -> None:
     """Let the store forget the reservation of a message that an app's worker has surely deleted."""
-    holding: RequestHolding | None = vars(app).get(_HOLDING)
-    if holding is not None:
+    for holding in _holdings(app):
         holding.forget(request, reservation)
+
+
+def _holdings(app: Celery) -> tuple[RequestHolding, ...]:
+    """Return those of an app's workers in this process; mostly there is one."""
+    return tuple(vars(app).get(_HOLDING, ()))
 
 
 def _reserve(request: Any) -> None:

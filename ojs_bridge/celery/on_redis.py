@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Container
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from celery import bootsteps
 from celery.concurrency import solo
@@ -54,6 +55,8 @@ return 1
 """
 #: How many seconds a dead worker's last renewal may lie after the time at which it last said that it lived.
 _TOLERANCE = 3.0
+#: The channels on which the workers of this process take messages now.
+_channels: WeakKeyDictionary[Visibility, Any] = WeakKeyDictionary()
 
 
 class Visibility(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -77,6 +80,7 @@ class Visibility(bootsteps.StartStopStep):  # type: ignore[misc]
         runs_within = isinstance(consumer.pool, solo.TaskPool)
         alone = runs_within or consumer.app.conf.get("worker_disable_prefetch")
         channel.ojs_gathers = consumer.hub is not None and not alone
+        _channels[self] = channel
         if isinstance(channel, Taking) and self._over is not None:
             give_back_strays(channel)
         if self._over is None and hasattr(channel, "unacked_index_key"):
@@ -94,6 +98,7 @@ class Visibility(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def shutdown(self, _: Any) -> None:
         """End: unacknowledged messages go back to their queues now."""
+        _channels.pop(self, None)
         if self._over is not None:
             self._over.set()
         if self._presence is not None:
@@ -171,7 +176,9 @@ def give_back_strays(channel: Any) -> None:
     question may be lost, too. Redis would leave strays to this worker for as long as the worker lives.
     """
     kept = {request.message.delivery_tag for request in compat.active_requests(state)}
-    kept.update(channel.qos.ojs_owed, compat.deliveries(channel.qos))
+    for each in (channel, *_channels.values()):
+        # Another worker of this process may have taken some, too.
+        kept.update(getattr(each.qos, "ojs_owed", ()), compat.deliveries(each.qos))
     try:
         count = _give_back(channel, this_worker(), client_of(channel).time()[0] + 1, set(), kept)
     except Exception as error:  # noqa: BLE001 - no connection just now, or no right; the next connection tries

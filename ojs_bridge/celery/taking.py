@@ -93,8 +93,10 @@ def keys_of(channel: Any) -> tuple[str, str, str]:
 
 
 def take_safely(app: Celery) -> None:
-    """Make an app's worker take a message from Redis and note that in the same step."""
+    """Make an app's workers take a message from Redis and note that in the same step; works once."""
     connect = app.connection_for_read
+    if hasattr(connect, "ojs_takes"):
+        return
     owed: dict[str, None] = {}
 
     @functools.wraps(connect)
@@ -111,6 +113,7 @@ def take_safely(app: Celery) -> None:
         compat.create_transport.set(connection, create_transport)
         return connection
 
+    connection_for_read.ojs_takes = True  # type: ignore[attr-defined]
     app.connection_for_read = connection_for_read
 
 

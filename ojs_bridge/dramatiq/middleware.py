@@ -309,9 +309,10 @@ class FirstToHear(Middleware):
 def hear_first(broker: Broker, retries: Middleware, check: Callable[[Any], None]) -> None:
     """Check a success before any middleware behind the retries hears of it."""
     behind = broker.middleware[broker.middleware.index(retries) + 1 :]
-    hears = [type(m).after_process_message is not Middleware.after_process_message for m in behind]
-    if any(hears) and not isinstance(behind[-1], FirstToHear):
-        broker.middleware = [*broker.middleware, FirstToHear(check)]
+    behind = [m for m in behind if not isinstance(m, FirstToHear)]
+    if any(type(m).after_process_message is not Middleware.after_process_message for m in behind):
+        rest = [m for m in broker.middleware if not isinstance(m, FirstToHear)]
+        broker.middleware = [*rest, FirstToHear(check)]
 
 
 def count_members_once(broker: Broker) -> None:
