@@ -11,7 +11,7 @@ from ojs_bridge import Bridge, Letter
 from ojs_bridge.engine.runs import Backlog, Override, Run
 from ojs_bridge.rules.decision import DeadLettered, Decision, RetryAt
 from ojs_bridge.rules.job import Header, Job, decode
-from ojs_bridge.store import Parked, Reservation
+from ojs_bridge.store import Parked, Reservation, to_ms
 
 FRAMEWORK = "outbox"
 #: Kept when exhausted.
@@ -106,5 +106,6 @@ def reserve_and_die(bridge: Bridge, job_id: str, *, seconds: float) -> float:
     store, now = bridge.store, bridge.engine.now()
     assert store is not None
     until = now + timedelta(seconds=seconds)
-    store.reserve(Reservation(job_id, 0), publication="", holder="dead", mark="dead", now=now, until=until)
+    mark = f"dead:{to_ms(now)}:0"
+    store.reserve(Reservation(job_id, 0), publication="", holder="dead", mark=mark, now=now, until=until)
     return until.timestamp()

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from copy import copy
+from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
@@ -38,6 +39,7 @@ class OJSRequest(Request):  # type: ignore[misc]
     _ojs_settled = False
     _ojs_held_at = 0.0
     _ojs_cancelled = False
+    _ojs_began: datetime | None = None
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
@@ -162,11 +164,13 @@ class OJSRequest(Request):  # type: ignore[misc]
     ) -> Any:
         """Judge a crash; `natively` lets Celery end a job that does not go on."""
         self._ojs_settled = True
+        if self.time_start:
+            self._ojs_began = datetime.fromtimestamp(self.time_start, timezone.utc)
         try:
             run = self._ojs_run()
             # The worker's main process must not wait.
             with at_once():
-                signal = run.crashed(exc, process)
+                signal = run.crashed(exc, process, self._ojs_began)
         except Exception as error:
             logger.exception("job %s: its crash cannot be judged", known(self))
             signal = Hold(repr(error))

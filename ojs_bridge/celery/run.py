@@ -76,8 +76,7 @@ class TaskRun:
         #: What a retry changes of its job.
         self._asked = NOTHING_ASKED
         #: The task's error, as Celery shows it, and the exception that tells Celery of the end.
-        self._shown: Exception = Ignore()
-        self._signal: Exception = self._shown
+        self._shown = self._signal = ignored("")
         #: The decision on a job that goes on, when it was carried out, and an eager retry's signature.
         self._goes_on: RetryAt | SnoozeUntil | None = None
         self._again: Any = None
@@ -172,7 +171,7 @@ class TaskRun:
     def _not_run(self, begun: Lost | Postpone | Drop | Refuse) -> Exception:
         """Carry out the engine's answer to a delivery whose task is not run."""
         match begun:
-            case Lost() if carried_on(self._task, self._request, begun.since):
+            case Lost() if carried_on(self._task, self._request, begun.run.began):
                 self.engine.settling.settle(begun.run, Complete())
                 return ignored("its worker had stored its success before it died")
             case Lost():
@@ -198,15 +197,16 @@ class TaskRun:
             case _:
                 return self._not_run(begun)
 
-    def crashed(self, crash: Exception, process: int | None) -> Exception:
+    def crashed(self, crash: Exception, process: int | None, began: datetime | None) -> Exception:
         """Judge a job whose process was killed, or died, and return the exception that tells Celery of it.
 
-        `process` is the number of the process; None if the child died at once. If the broker still has the
-        message, the attempt is lost, whatever `retry_on` says.
+        `process` is the number of the process; None if the child died at once. It `began` the job at about
+        this time. If the broker still has the message, the attempt is lost, whatever `retry_on` says.
         """
         begun = self._resume(process)
         if not isinstance(begun, Run):
             return self._not_run(begun)
+        begun = begun._replace(began=begun.began or began)
         lost = isinstance(crash, WorkerLostError) and self._task.acks_late
         final = None if lost else begun.task.layers.retries.rules_out(crash)
         decision = self.engine.judge(begun, outcome_of(crash, begun.task.errors, final))
@@ -347,8 +347,8 @@ class TaskRun:
         except NotCarried as left:
             if isinstance(begun, Run):
                 self.engine.reservations.expire(begun)
-            goes_on = isinstance(left.decision, (RetryAt, SnoozeUntil))
-            seen = cause if goes_on and cause is not None else shown
+            is_end = isinstance(left.decision, (Discarded, DeadLettered))
+            seen = shown if cause is None or is_end else cause
             outcome = portable(Unsettled(os.getpid(), left.decision, seen, *self._asked))
             return held(self._request, left.error, outcome, returnable=self.can_wait)
         if self._goes_on is not None and isinstance(begun, Run):

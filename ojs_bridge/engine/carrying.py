@@ -88,7 +88,11 @@ class Settling:
             harmless(job, events.log, job, decision)
         if job.operation:
             self.tell_operation(job, decision)
-        seconds = time.monotonic() - run.since if isinstance(run, Run) else 0.0
+        seconds = 0.0
+        if isinstance(run, Run) and run.began is not None:
+            seconds = max((self._now() - run.began).total_seconds(), 0.0)
+        elif isinstance(run, Run):
+            seconds = time.monotonic() - run.since
         if self._rates:
             harmless(job, self._rates.count, job, decision, seconds)
         if self._instruments.all:

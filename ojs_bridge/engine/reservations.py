@@ -127,7 +127,7 @@ class Reservations:
             return reserved
         if answer.grant is Grant.HELD and heart.is_orphaned(answer.holder):
             death = Failure(WORKER_DEATH, WORKER_DIED)
-            return Lost(reserved._replace(abandoned=True), death, asked_at(answer.mark))
+            return Lost(reserved._replace(abandoned=True, began=asked_at(answer.mark)), death)
         return self._refused(reserved, answer, left)
 
     def _left_of(self, heart: Heartbeat, answer: ReserveAnswer, *, gone: bool) -> timedelta | None:
@@ -153,7 +153,9 @@ class Reservations:
         if isinstance(reserved, Lost):
             return reserved.run
         if isinstance(reserved, Postpone) and was_held_by(process, reserved.holder):
-            return run._replace(job=reserved.job, reservation=reserved.reservation)
+            return run._replace(
+                job=reserved.job, reservation=reserved.reservation, began=reserved.began or run.began
+            )
         return reserved
 
     def check(self, run: Run) -> None:
@@ -216,7 +218,10 @@ class Reservations:
             return
         settle = Settle(reservation, None if run.abandoned else heart.holder, self._clock() + KEEP)
         try:
-            if not (store.settle(settle) if used else self._retry.run(store.release, settle)):
+            if not used:
+                # A pool that kills a run has told of it before the run hears of it.
+                self._retry.run(store.release, settle)
+            elif not store.settle(settle):
                 was_lost(run.job)
         except BaseException:
             # Not only a StoreError: an interrupt may break in, too.
@@ -367,11 +372,12 @@ class Reservations:
                     # Often, so that an outage of the store does not go by unseen.
                     at = now + (left if left < 2 * ASK_AGAIN else ASK_AGAIN)
                 at = min(max(at, now + ASK_AGAIN), now + ASK_AT_LAST)
-                return Postpone(job.waiting(at), at, run.reservation, answer.holder)
+                return Postpone(job.waiting(at), at, run.reservation, answer.holder, asked_at(answer.mark))
             case Grant.SETTLED:
                 return Drop(job, f"attempt {job.attempt} has been dealt with, this is a late copy of it")
             case Grant.LOST:
-                return Lost(run, Failure(VISIBILITY_TIMEOUT, WORKER_GONE), asked_at(answer.mark))
+                began = asked_at(answer.mark)
+                return Lost(run._replace(began=began), Failure(VISIBILITY_TIMEOUT, WORKER_GONE))
             case _:
                 return run
 

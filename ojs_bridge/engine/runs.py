@@ -21,7 +21,8 @@ class Run(NamedTuple):
     """The handler runs now under this policy; it began at the monotonic time `since`.
 
     `task` has the settings of the task, and those of the job itself. The worker of an `abandoned` run is
-    dead, and another process ends the run.
+    dead, and another process ends the run. Where another process began the attempt, `began` is the time at
+    which it did, by its own clock, if that is known.
     """
 
     job: Job
@@ -30,28 +31,29 @@ class Run(NamedTuple):
     since: float
     reservation: Reservation | None = None
     abandoned: bool = False
+    began: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The worker that ran this attempt is gone: the handler does not run, and this failure is judged.
-
-    `since` is when the worker began the run, by its own clock, if that is known.
-    """
+    """The worker that ran this attempt is gone: the handler does not run, and this failure is judged."""
 
     run: Run
     failure: Failure
-    since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Postpone:
-    """The delivery came before its time, or while another worker holds it: deliver it again at `at`."""
+    """The delivery came before its time, or while another worker holds it: deliver it again at `at`.
+
+    A worker holds it since `began`, by its own clock.
+    """
 
     job: Job
     at: datetime
     reservation: Reservation | None = None
     holder: str = ""
+    began: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

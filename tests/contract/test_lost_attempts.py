@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from tests.contract.conftest import SERVED
-from tests.contract.fleet import Fleet, attempts, await_runs, end, gaps
+from tests.contract.fleet import Fleet, attempts, await_runs, end, gaps, retries
 from tests.contract.steps import sleeps
 from tests.lives import reserve_and_die
 from tests.servers import eventually
@@ -48,6 +48,8 @@ def test_a_lost_attempt_is_retried_after_its_reservation_and_the_policys_delay(f
     (run,) = fleet.runs(job)
     assert run.at >= until + 1
     assert ([entry["type"] for entry in run.ojs["errors"]], run.attempt) == (["visibility_timeout"], 2)
+    (told,) = retries(fleet, job)
+    assert told["duration_ms"] >= 2000
 
 
 @pytest.mark.requirement("RET-12")

@@ -33,6 +33,20 @@ CRASHES: dict[str, tuple[str, list[Step], int, str]] = {
 }
 
 
+#: How many seconds an attempt lasts at least, where it is not a tenth of one.
+LASTS = {"hard time limit": 4, "soft time limit": 4}
+
+
+def durations(fleet: Fleet, job: Any, runs: int) -> list[float]:
+    """The seconds that the failed attempts of a job took, as their events say."""
+
+    def told() -> list[float]:
+        return [e["data"]["duration_ms"] / 1000 for e in fleet.events(job) if e["type"] == "job.failed"]
+
+    eventually(lambda: len(told()) == runs, seconds=45, what="an event of each attempt")
+    return told()
+
+
 @pytest.fixture(scope="module", params=[("on_valkey", True), ("on_rabbitmq", True), ("on_valkey", False)])
 def fleet(request: pytest.FixtureRequest) -> Fleet:
     broker, acks_late = request.param
@@ -61,6 +75,8 @@ def test_a_crash_is_a_failed_attempt(fleet: Fleet) -> None:
             eventually(lambda called=called, n=runs - 1: len(called()) >= n, what="the handlers")
             assert len(called()) == runs - 1, name
         eventually(lambda job=job: fleet.calls(job, "errback"), what=f"the errback of {name}")
+        assert min(durations(fleet, job, runs)) >= LASTS.get(name, 0.1), name
+    assert [line for line in fleet.worker.log.splitlines() if "was taken for lost" in line] == []
     fleet.ending(sent["SIGKILL"])
     time.sleep(0.5)  # for what must not happen: a second errback, a further run
     for name, (*_, runs, error_type) in CRASHES.items():
@@ -68,6 +84,13 @@ def test_a_crash_is_a_failed_attempt(fleet: Fleet) -> None:
         assert len(fleet.runs(sent[name])) == runs, name
     ends = [event["type"] for event in fleet.events(sent["SIGKILL"])]
     assert ends.count("job.discarded") == 1
+
+
+def test_a_killed_attempt_has_its_duration_without_a_store_too(separate) -> None:
+    fleet = separate(store=None)
+    fleet.start("-c", "1")
+    job = fleet.send("hard", sleeps(60), ojs_retry={"max_attempts": 1})
+    assert min(durations(fleet, job, 1)) >= 3.5
 
 
 @pytest.mark.parametrize("bridged", [False, True], ids=["celery alone", "the bridge"])
