@@ -261,11 +261,11 @@ def _reopen(backend: Any, job_id: str, group_id: str) -> None:
 
 
 def retried(
-    task: Task, request: Any, run: Run, delay: float, cause: Exception | None, shown: Exception
+    task: Task, request: Any, run: Run, delay: float, cause: Exception | None, shown: Exception, again: Any
 ) -> Exception:
     """Return the exception that tells Celery of a job that is on its way again; raises no error."""
     try:
-        signal: Exception = Retry(exc=cause, when=delay, is_eager=request.is_eager)
+        signal: Exception = Retry(exc=cause, when=delay, is_eager=request.is_eager, sig=again)
         # Celery raises a Retry while it handles the task's error, and shows the error's traceback.
         signal.__context__ = shown
         mark = compat.mark_as_retry_of(task.backend)

@@ -76,7 +76,8 @@ class TaskRun:
         #: What a retry changes of its job.
         self._asked = NOTHING_ASKED
         #: The task's error, as Celery shows it, and the exception that tells Celery of the end.
-        self._shown = self._signal = ignored("")
+        self._shown: Exception = Ignore()
+        self._signal: Exception = self._shown
         #: The decision on a job that goes on, when it was carried out, and an eager retry's signature.
         self._goes_on: RetryAt | SnoozeUntil | None = None
         self._again: Any = None
@@ -352,9 +353,7 @@ class TaskRun:
             outcome = portable(Unsettled(os.getpid(), left.decision, seen, *self._asked))
             return held(self._request, left.error, outcome, returnable=self.can_wait)
         if self._goes_on is not None and isinstance(begun, Run):
-            signal = retried(self._task, self._request, begun, self._goes_on.delay, cause, shown)
-            vars(signal)["sig"] = self._again
-            return signal
+            return retried(self._task, self._request, begun, self._goes_on.delay, cause, shown, self._again)
         return self._signal
 
     def _refuse(self, refused: Refuse) -> Exception:
