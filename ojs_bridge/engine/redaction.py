@@ -7,6 +7,7 @@ import re
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
@@ -65,7 +66,9 @@ class Redactor:
         """Return a kept message as it may be shown, and the secrets to be taken out of all other texts."""
         whole = read_message(message)
         secrets, shown = self.secrets(whole), self.reading(whole)
-        parts = secrets.out_of({"args": shown.args, "kwargs": shown.kwargs, "meta": shown.meta})
+        # A callable may show the beginning of a secret.
+        fields = {"args": shown.args, "kwargs": shown.kwargs, "meta": shown.meta}
+        parts = secrets.out_of(fields, at_cuts=False)
         hidden = [name for name, value in parts.items() if value != getattr(whole, name)]
         rest = {"parameters": [*shown.names], "note": shown.note, "hidden": hidden}
         return {**parts, "redacted": True, **rest}, secrets
@@ -124,31 +127,32 @@ class Secrets:
         self._heads = set() if self._all else {text[:size] for text, size in rests}
         self._tails = set() if self._all else {text[-size:] for text, size in rests}
 
-    def out_of(self, value: Any) -> Any:
+    def out_of(self, value: Any, *, at_cuts: bool = True) -> Any:
         """Return a JSON value without the secrets; the times of an error entry stay."""
         if isinstance(value, str):
-            return self._without(value)
+            return self._without(value, at_cuts)
+        out_of = partial(self.out_of, at_cuts=at_cuts)
         if isinstance(value, Mapping):
             return {
-                self.out_of(name): item if name in _TIMES and _is_time(item) else self.out_of(item)
+                out_of(name): item if name in _TIMES and _is_time(item) else out_of(item)
                 for name, item in value.items()
             }
         if isinstance(value, list | tuple):
-            return [self.out_of(item) for item in value]
+            return [out_of(item) for item in value]
         return value
 
-    def _without(self, text: str) -> str:
+    def _without(self, text: str, at_cuts: bool) -> str:
         if self._all:
             return HIDDEN
         plain = _Plain(text)
         shown, done = list[str](), 0
-        for start, end in _joined(self._found(plain)):
+        for start, end in _joined(self._found(plain, plain.cuts if at_cuts else ())):
             first, last = plain.begin(start), plain.end(end - 1)
             shown += [text[done:first], HIDDEN]
             done = last
         return "".join([*shown, text[done:]])
 
-    def _found(self, plain: _Plain) -> Iterator[tuple[int, int]]:
+    def _found(self, plain: _Plain, cuts: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int]]:
         """Yield the places of secrets, of their parts, and of what a cut has left of them."""
         text = plain.text
         for at in range(0, len(text), _PART - _PIECE + 1) if self._pieces else ():
@@ -160,7 +164,7 @@ class Secrets:
         yield from (
             (at, at + size) for at in places for size in self._sizes if text[at : at + size] in self._short
         )
-        for start, end, least in plain.cuts if self._heads else ():
+        for start, end, least in cuts:
             for size in range(least, min(start + 1, _PART)):
                 if text[start - size : start] in self._heads:
                     yield start - size, start

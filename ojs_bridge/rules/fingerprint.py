@@ -15,16 +15,54 @@ READ, MOST = 4000, 300
 FRAMES, FRAME = 200, 1000
 DIGITS = 16
 
-#: Each name is what a pattern has in place of the text, except that a status code stays as it is, and so does
+#: After a code: no other part of a number, no things that are counted, no unit.
+_ALONE = (
+    r"(?![0-9A-Za-z]|[.,:-][0-9]|\s(?!this|does|status|class|access)[a-z]{3,}s\b"
+    r"|\s?(?:ms|s|sec|min|h|kB|MB|GB|%|of|rows?)(?![A-Za-z]))"
+)
+#: Before a code: not a code of another kind, and not the name of an id.
+_NO_PLACE = "".join(
+    f"(?<!{word} )" for word in ("zip", "postal", "country", "area", "promo", "voucher", "coupon", "product")
+)
+_NO_ID = "".join(
+    f"(?<!{word}: )"
+    for word in "id ids user order job row line port number count total size customer account item Error".split()
+)
+_PHRASE = (
+    r"(?:(?:Client|Server|Bad|Unauthori[sz]ed|Forbidden|Not|NOT|Method|Request|Conflict|Gone|Unprocessable"
+    r"|Too Many|Internal|Service|Gateway|client|server|error|response|status)\b|message=)"
+)
+#: A status or an error code, of HTTP, SQL, SMTP, the system or a process.
+_CODE = "|".join(
+    [
+        # Behind a word that says so.
+        rf"{_NO_PLACE}(?<!bar)(?:(?i:status|code|errno|winerror|curl|sqlcode|signal|reason|level|msg"
+        rf"|(?<![a-z])(?:state|errors?|err|exit|rc))[\s='\"(\[#-]{{1,3}}[0-9]{{1,5}}{_ALONE}"
+        rf"|(?i:status|code|response|https?(?:/[0-9.]{{1,3}})?|(?<![a-z])(?:errors?|curl))[\s:='\"(\[]{{1,3}}"
+        rf"(?:[1-5][0-9]{{2}}|[0-9]{{1,2}}(?=\))){_ALONE})",
+        r"(?<![A-Za-z])(?i:returned|returns|answered|answers|answer|replied|responded|responds|got|received|gave"
+        rf"|said|sent|with)[\s:='\"(\[]{{1,3}}[1-5][0-9]{{2}}{_ALONE}",
+        rf"(?i:sqlstate)[\s:=\[('\"]{{1,3}}[0-9A-Z]{{5}}{_ALONE}",
+        rf"(?<![0-9A-Za-z])(?:ORA|TNS|PLS|DPY|DPI|SQL|DB2|AADSTS|E|ERR|MY)-?[0-9]{{4,6}}{_ALONE}",
+        r"[\[('](?:[0-9]{2}[A-Z][0-9A-Z]{2}|HY[0-9]{3}|IM[0-9]{3})(?=[\])'])",
+        # Alone in brackets, as drivers and clients write it.
+        r"(?:^|(?<=[:;,.)\]]\s)|(?<=error\s)|(?<=occurred\s)|(?<=failed\s))"
+        r"(?:\([0-9]{1,5}(?=\)|,\s?[bu]?['\"])|\[[1-5][0-9]{2}(?=\]))",
+        # At the beginning of a reply, also as an extended one of SMTP; at the end; before its phrase.
+        rf"^[1-5][0-9]{{2}}(?:[ -][245]\.[0-9]{{1,3}}\.[0-9]{{1,3}})?(?=[-,:]?\s){_ALONE}",
+        rf"{_NO_ID}(?<=[a-z]: )[1-5][0-9]{{2}}(?=[.;)]?\s*$)",
+        rf"(?<![0-9A-Za-z.,:-])[345][0-9]{{2}}(?=,?\s{_PHRASE})",
+    ]
+)
+_CODES, _AROUND = re.compile(_CODE), " :='\"()[]"
+
+#: Each name is what a pattern has in place of the text, except that a code stays as it is, and so does
 #: a quoted word. A number, a UUID and an id of letters and digits look alike now and then, and have one name.
-#: The time is linear: no part is searched for within another.
+#: The time is linear: a part is searched for within another once at most.
 _PARTS = re.compile(
-    r"""
-    (?P<status> (?i:status|code|error|returned|response|http(?:/[0-9.]{1,3})?) [\s:='"(\[]{1,3}
-                [345][0-9]{2} (?![0-9A-Za-z]|[.,:-][0-9])
-              | (?<![0-9A-Za-z.,:-]) [345][0-9]{2} (?=\s(?i:client|server|bad|unauthori[sz]ed|forbidden|not
-                |method|request|conflict|gone|unprocessable|too\smany|internal|service|gateway)\b) )
-    | (?P<quoted> (?<!\w)'[^'\n]*'(?!\w) | "[^"\n]*" | `[^`\n]*`
+    rf"(?P<status>{_CODE})|"
+    r"""(?x:
+      (?P<quoted> (?<!\w)'[^'\n]*'(?!\w) | "[^"\n]*" | `[^`\n]*`
               | \u201c[^\u201c\u201d\n]*\u201d | \u2018[^\u2018\u2019\n]*\u2019 )
     | (?P<url> (?<![\w+.-])[A-Za-z][A-Za-z0-9+.-]{0,20}://[^\s"'<>]+ )
     | (?P<email> (?<![\w.+%-])[\w.+%-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){0,8} )
@@ -36,8 +74,7 @@ _PARTS = re.compile(
               | (?<![0-9A-Za-z])(?=[A-Fa-f]{0,63}[0-9])[0-9A-Fa-f]{8,}(?![0-9A-Za-z])
               | (?<![0-9A-Za-z])(?=[A-Za-z]{0,63}[0-9]{1,63}[A-Za-z])[0-9A-Za-z]{6,}(?![0-9A-Za-z])
               | [0-9]+ )
-    """,
-    re.VERBOSE,
+    )"""
 )
 _REPEATED = re.compile(r"(#|<\w+>)(?:[\s,;]+\1)+")
 #: A quoted word that tells one fault from another: a key, a column, a relation, a class.
@@ -65,6 +102,8 @@ def _name_of(part: re.Match[str]) -> str:
         return text
     if part.lastgroup == "quoted" and _WORD.fullmatch(text, 1, len(text) - 1):
         return text[0] + _PARTS.sub(_name_of, text[1:-1]) + text[-1]
+    if part.lastgroup == "quoted" and (code := _CODES.search(text, 1)):
+        return f"<quoted {code[0].strip(_AROUND)}>"
     return "#" if part.lastgroup == "number" else f"<{part.lastgroup}>"
 
 

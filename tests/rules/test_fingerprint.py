@@ -27,10 +27,10 @@ PATTERNS = {
     ),
     "HTTP/1.1 404 Not Found": "HTTP/1.1 404 Not Found",
     "status_code=429, statusCode: 500, HTTP 502": "status_code=429, statusCode: 500, HTTP 502",
-    "user 404 is slow, error 5021, error 404.5, code 17": "user # is slow, error #, error #, code #",
+    "user 404 is slow, error 5021, error 404.5, code 17": "user # is slow, error 5021, error #, code 17",
     "can't open the host's file": "can't open the host's file",
     'constraint "orders_pkey" (id)=(17)': 'constraint "orders_pkey" (id)=(#)',
-    "[Errno 2] No such file: /var/run/x.sock": "[Errno #] No such file: <path>",
+    "[Errno 2] No such file: /var/run/x.sock": "[Errno 2] No such file: <path>",
     "open ~/.ssh/id, ../a.py and C:\\Users\\me\\x.txt": "open <path> and <path>",
     "10000000.5 of 5.5 s, 20000101T1200Z": "# of # s, #",
     "read/write and/or 5 / 6": "read/write and/or # / #",
@@ -61,6 +61,100 @@ PINNED = {
 def test_a_pattern_leaves_out_what_differs(message: str) -> None:
     """Names stand for numbers, ids, long quoted parts and paths; status codes and quoted words stay."""
     assert pattern_of(message) == PATTERNS[message]
+
+
+#: Real messages with a code at {}, and two codes: they are two faults.
+CODES = [
+    ("{} Client Error: Not Found for url: https://a.example/7", 404, 410),
+    ("Client error '{} Not Found' for url 'https://a.example/7'", 404, 410),
+    ("{}, message='Not Found', url='https://a.example/7'", 404, 401),
+    ("HTTP Error {}: Forbidden", 403, 500),
+    ("HTTP/1.1 {} Service Unavailable", 503, 500),
+    ("HTTP {}", 502, 404),
+    ("Request failed with status code {}", 429, 500),
+    ("status_code={}, body=''", 429, 500),
+    ("bank answered {} for http://x/y", 503, 500),
+    ("got {} from bank", 503, 401),
+    ("expected 200, got {}", 503, 401),
+    ("bank: {}", 503, 404),
+    ("[{}] upstream", 503, 429),
+    ("upstream replied with {}", 503, 429),
+    ("the gateway said {}.", 502, 504),
+    ("Max retries exceeded (Caused by ResponseError('too many {} error responses'))", 503, 502),
+    ("An error occurred ({}) when calling the HeadObject operation: Not Found", 404, 403),
+    ("Error code: {} - {{'error': {{'message': 'x'}}}}", 400, 429),
+    ("(1{}, 'Lock wait timeout exceeded; try restarting transaction')", 205, 213),
+    ('({}, "Access denied for user")', 1045, 1049),
+    ("ERROR {} (28000): Access denied", 1045, 1049),
+    ("ORA-{}: table or view does not exist", "00942", "00001"),
+    ("SQLSTATE[{}]: Serialization failure", "40001", "23000"),
+    ("[{}] [Microsoft][ODBC Driver 18 for SQL Server] failed", "42S02", "HYT00".replace("HYT", "HY0")),
+    ("SQL0911N failed: SQLCODE=-{}, SQLSTATE=40001", 911, 803),
+    ("Msg {}, Level 16, State 1", 208, 547),
+    ("E{} duplicate key error collection: shop.orders", 11000, 11600),
+    ("({}, b'5.7.1 Rejected')", 554, 421),
+    ("{} 5.7.1 Message rejected", 550, 554),
+    ("550 {} rejected", "5.7.1", "5.1.1"),
+    ("{} Login incorrect.", 530, 550),
+    ("[Errno {}] Connection refused", 111, 113),
+    ("[WinError {}] No connection could be made", 10061, 10060),
+    ("Multiple exceptions: [Errno {}] Connect call failed ('::1', 5432, 0, 0)", 111, 113),
+    ("curl: ({}) Failed to connect", 7, 28),
+    ("Command '['convert']' returned non-zero exit status {}.", 1, 127),
+    ("process exited with code {}", 137, 139),
+    ("worker died with signal {}", 9, 11),
+    ("(0, 0): ({}) ACCESS_REFUSED - Login was refused", 403, 404),
+    ("Channel.open: ({}) NOT_FOUND - no queue 'x'", 404, 406),
+    ("Kafka error code {}", 3, 7),
+    ("LDAP result code {} - invalidCredentials", 49, 32),
+]
+#: Real messages with a number at {} that is no code: one fault.
+NUMBERS = [
+    "order {} not found",
+    "user {} is slow",
+    "KeyError: {}",
+    "ValueError: {} is not a valid order",
+    "{}",
+    "job {} failed",
+    "no row with id {}",
+    "id: {}",
+    "ids [{}]",
+    "customer #{} has no card",
+    "Order matching query {} does not exist",
+    "timed out after {} ms",
+    "{} rows were skipped",
+    "got {} rows",
+    "received {} bytes",
+    "returned {} items",
+    "amount {} exceeds the limit",
+    "connection to 10.0.0.7:{} refused",
+    "port {} is in use",
+    "line {}, in charge",
+    "pid {} is gone",
+    "zip code {} is unknown",
+    "invoice-{}.pdf is missing",
+    "chunk {} of 503",
+    "Key (order_id)=({}) is not present in table",
+    "took {} s",
+    "shard {}: timeout",
+    "user: {}",
+]
+
+
+@pytest.mark.parametrize(("message", "one", "other"), CODES, ids=[code[0][:40] for code in CODES])
+def test_a_code_tells_faults_apart(message: str, one: object, other: object) -> None:
+    """Of HTTP, SQL, SMTP, the system or a process, in the words of any library or of one's own."""
+    assert pattern_of(message.format(one)) != pattern_of(message.format(other))
+    assert pattern_of(f"user 17: {message.format(one)} at 2026-11-26") == pattern_of(
+        f"user 18: {message.format(one)} at 2026-11-27"
+    )
+
+
+@pytest.mark.parametrize("message", NUMBERS)
+def test_an_id_or_a_count_tells_no_faults_apart(message: str) -> None:
+    """Though it looks like a status."""
+    patterns = {pattern_of(message.format(number)) for number in (404, 503, 1205, 8841)}
+    assert len(patterns) == 1, patterns
 
 
 @pytest.mark.parametrize("error", PINNED)
