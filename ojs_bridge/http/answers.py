@@ -34,6 +34,9 @@ logger = logging.getLogger("ojs_bridge")
 
 MEDIA_TYPE, JSON = "application/openjobspec+json", "application/json"
 JSON_TYPES = (MEDIA_TYPE, JSON)
+#: The spec's type in answers. The spec's own client for Python looks for the text of the other type in it. RFC
+#: 9110 allows a parameter, which a client that does not know it ignores; a slash in it must be quoted.
+BOTH = f'{MEDIA_TYPE}; also="{JSON}"'
 VERSION = "1.0"
 #: The keys of a request's scope for its id, for the path where the app is mounted, and for the headers that
 #: inner layers add to its answer.
@@ -218,7 +221,7 @@ class Door:
         accept = _ACCEPTED.findall(",".join(asked.getlist("accept"))[:MAX_ACCEPT].lower())
         weights = {name: float(weight or 1) for name, weight in accept}
         is_ojs = weights.get(MEDIA_TYPE, 0.0) >= max(weights.get(JSON, 0.0), 0.001)
-        media_type = MEDIA_TYPE if is_ojs else JSON
+        media_type = BOTH if is_ojs else JSON
         added = scope[ADDED] = dict[str, str]()
         begun = False
 

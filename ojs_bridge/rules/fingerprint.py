@@ -26,7 +26,10 @@ _NO_PLACE = "".join(
 )
 _NO_ID = "".join(
     f"(?<!{word}: )"
-    for word in "id ids user order job row line port number count total size customer account item Error".split()
+    for word in (
+        *("id", "ids", "user", "order", "job", "row", "line", "port", "number", "count", "total", "size"),
+        *("customer", "account", "item", "Error"),
+    )
 )
 _PHRASE = (
     r"(?:(?:Client|Server|Bad|Unauthori[sz]ed|Forbidden|Not|NOT|Method|Request|Conflict|Gone|Unprocessable"
