@@ -34,7 +34,7 @@ logger = logging.getLogger("ojs_bridge")
 
 MEDIA_TYPE, JSON = "application/openjobspec+json", "application/json"
 JSON_TYPES = (MEDIA_TYPE, JSON)
-#: The spec's type in answers. The spec's own client for Python looks for the text of the other type in it. RFC
+#: The spec's type in answers. The spec's client for Python looks for the text of the other type in it. RFC
 #: 9110 allows a parameter, which a client that does not know it ignores; a slash in it must be quoted.
 BOTH = f'{MEDIA_TYPE}; also="{JSON}"'
 VERSION = "1.0"
