@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -51,6 +52,10 @@ def is_rabbitmq(broker: Broker) -> bool:
 def backlog(broker: Any, queues: Sequence[str]) -> Sequence[Backlog] | None:
     """Return the backlog of queues; None for a broker of another kind. Raises any error."""
     if is_redis(broker):
+        address = broker.client.connection_pool.connection_kwargs
+        if "host" in address:
+            # The client tries a refused connection again, for longer than a probe waits.
+            socket.create_connection((address["host"], address.get("port", 6379)), timeout=2.0).close()
         broker.client.ping()
         return [_redis_backlog(broker, queue) for queue in queues]
     if is_rabbitmq(broker):

@@ -220,7 +220,7 @@ class Fleet:
         health = self._bridge.health.check()
         answer: shapes.Health = {"status": health.status}
         if ANONYMOUS not in request.scope:
-            answer["checks"] = health.to_ojs()["checks"]
+            answer = cast(shapes.Health, health.to_ojs())
         if health.status == "away":
             message = "the store or the broker is away"
             raise Refusal(503, "backend_error", message, retryable=True, details={**answer})

@@ -264,10 +264,17 @@ class Records(TypedDict):
     next_cursor: str | None
 
 
+class Backend(TypedDict):
+    """Whether store and broker answer."""
+
+    status: Literal["connected", "disconnected"]
+
+
 class Health(TypedDict):
-    """The health of a fleet; the checks by name are for holders of a token."""
+    """The health of a fleet; all but the status is for holders of a token."""
 
     status: Status
+    backend: NotRequired[Backend]
     checks: NotRequired[dict[str, dict[str, Any]]]
 
 

@@ -35,7 +35,8 @@ LATELY, OVERDUE = timedelta(seconds=90), timedelta(seconds=60)
 #: The seconds that a probe waits by default.
 SECONDS = 3.0
 _PAGE = 1000
-_NAMES = ("store", "broker", "workers", "backlog", "retries")
+#: The questions by name, and what knows the answer.
+_KNOWS = {"store": "store", "broker": "broker", "workers": "store", "backlog": "broker", "retries": "store"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,9 @@ class Health:
     def to_ojs(self) -> dict[str, Any]:
         """Return the answers in JSON."""
         checks = {name: check.to_ojs() for name, check in self.checks.items()}
-        return {"status": self.status, "checks": checks}
+        # The specification's words (EXT-OBS-002).
+        backend = {"status": "disconnected" if self.status == "away" else "connected"}
+        return {"status": self.status, "backend": backend, "checks": checks}
 
 
 class _Question:
@@ -110,8 +113,8 @@ class Probe:
         for name, question in asked.items():
             question.thread.join(max(0.0, until - time.monotonic()))
             checks |= question.answers or {name: Check("away", f"no answer within {seconds:g} s")}
-        unasked = Check("unknown", "only the store knows")
-        return Health({name: self._since(name, checks.get(name, unasked)) for name in _NAMES})
+        unasked = {name: Check("unknown", f"only the {knows} knows") for name, knows in _KNOWS.items()}
+        return Health({name: self._since(name, check) for name, check in {**unasked, **checks}.items()})
 
     def _since(self, name: str, check: Check) -> Check:
         """Return an answer with the time since when this process has met only `away`."""

@@ -82,6 +82,32 @@ FIRES = [
         },
     ),
     (
+        "OjsQueueWithoutWorker",
+        {"ojs_store_up": "1x30", 'ojs_queue_backlog{framework="celery",queue="a"}': "7x30"},
+        {
+            "ojs_store_up": "1x2 0x28",
+            'ojs_queue_backlog{framework="celery",queue="a"}': "7x30",
+            'ojs_queue_workers{framework="celery",queue="a"}': "1x2 stale",
+        },
+    ),
+    (
+        "OjsQueueWithoutWorker",
+        {
+            'ojs_store_up{instance="a:1",job="x"}': "0x30",
+            'ojs_store_up{instance="b:1",job="x"}': "1x30",
+            'ojs_queue_backlog{framework="celery",queue="a",instance="b:1",job="x"}': "7x30",
+        },
+        {
+            'ojs_store_up{instance="a:1",job="x"}': "0x30",
+            'ojs_queue_backlog{framework="celery",queue="a",instance="a:1",job="x"}': "7x30",
+        },
+    ),
+    (
+        "OjsServerGone",
+        {'up{job="store"}': "1x2 0x28", "ojs_store_up": "1x2 stale"},
+        {'up{job="store"}': "1x30", "ojs_store_up": "0x30"},
+    ),
+    (
         "OjsBacklogOld",
         {'ojs_queue_oldest_seconds{framework="celery",queue="a"}': "0+60x30"},
         {'ojs_queue_oldest_seconds{framework="celery",queue="a"}': "30x30"},

@@ -231,6 +231,29 @@ def test_a_store_that_is_away(silent: int) -> None:
         assert len(asking) == (1 if port == silent else 0)
 
 
+@pytest.mark.parametrize("broker", ["redis", "amqp"])
+@pytest.mark.parametrize("framework", ["celery", "dramatiq"])
+def test_a_broker_that_refuses_is_told_with_its_words(framework: str, broker: str, tmp_path: Path) -> None:
+    """In time, though the clients try again; and what waits in it only the broker knows."""
+    bridge, port = Bridge(f"sqlite:///{tmp_path}/ojs.db"), free_port()
+    if framework == "celery":
+        ojs_bridge.celery.install(Celery("shop", broker=f"{broker}://127.0.0.1:{port}"), bridge)
+    else:
+        classes = {"redis": RedisBroker, "amqp": RabbitmqBroker}
+        ojs_bridge.dramatiq.install(classes[broker](url=f"{broker}://127.0.0.1:{port}"), bridge)
+
+    def told() -> bool:
+        found = bridge.health.check()
+        assert found.to_ojs()["backend"] == {"status": "disconnected"}
+        assert (found.checks["broker"].status, found.checks["backlog"].status) == ("away", "unknown")
+        assert found.checks["backlog"].message in ("only the broker knows", "no broker was asked")
+        assert bridge.health.check().checks["store"].status == "ok"
+        return "refused" in found.checks["broker"].message.lower()
+
+    # A busy machine may not answer within the three seconds of a check.
+    eventually(told)
+
+
 def test_a_store_of_a_newer_version(tmp_path: Path) -> None:
     """Also where the store was of this version when the process began."""
     url = f"sqlite:///{tmp_path}/ojs.db"
