@@ -43,7 +43,10 @@ _REST_SECONDS = 1.0
 #: Seconds that it waits at one queue before it looks at all, priorities included, if Redis rings no bell.
 _WAIT_SECONDS = 0.5
 #: The codes of errors that pass: a master without replicas takes no writes, a replica waits for no message.
-_PASSING = ("NOREPLICAS", "UNBLOCKED")
+_PASSING = ("NOREPLICAS", "UNBLOCKED", "MISCONF", "BUSY ")
+#: The same by the classes of redis-py, which leaves their codes out of the text: a master has become a
+#: replica, is full, or is without its cluster.
+_PASSING_CLASSES = ("ReadOnlyError", "OutOfMemoryError", "MasterDownError", "ClusterDownError")
 #: How servers say that a user may not run a command, or that a script may not for this user.
 _DENIED = ("permission", "executing the script")
 
@@ -93,7 +96,11 @@ def keys_of(channel: Any) -> tuple[str, str, str]:
 
 
 def take_safely(app: Celery) -> None:
-    """Make an app's workers take a message from Redis and note that in the same step; works once."""
+    """Make an app's workers take a message from Redis and note that in the same step; works once.
+
+    A worker outlasts whatever Redis answers: it connects anew, and tries again. Kombu has it end with most
+    errors, though Redis may only be full, read-only or without its replicas for a while.
+    """
     connect = app.connection_for_read
     if hasattr(connect, "ojs_takes"):
         return
@@ -103,11 +110,16 @@ def take_safely(app: Celery) -> None:
     def connection_for_read(*args: Any, **options: Any) -> Any:
         connection = connect(*args, **options)
         create = compat.create_transport(connection)
+        if _is_redis(connection.get_transport_cls()):
+            from redis import ResponseError
+
+            connection.connection_errors = (*connection.connection_errors, ResponseError)
 
         def create_transport() -> Any:
             transport = create()
-            if _is_redis(transport):
+            if _is_redis(type(transport)):
                 transport.Channel, transport.ojs_owed = _taking(transport.Channel), owed
+                transport.connection_errors = connection.connection_errors
             return transport
 
         compat.create_transport.set(connection, create_transport)
@@ -117,9 +129,9 @@ def take_safely(app: Celery) -> None:
     app.connection_for_read = connection_for_read
 
 
-def _is_redis(transport: Any) -> bool:
+def _is_redis(transport: type[Any]) -> bool:
     module = sys.modules.get("kombu.transport.redis")
-    return module is not None and isinstance(transport, module.Transport)
+    return module is not None and issubclass(transport, module.Transport)
 
 
 @functools.cache
@@ -301,6 +313,8 @@ class Taking:
                     self._ojs_bell.is_set = False
             command = "BLMOVE" if step == "wait" else "EVALSHA"
             return compat.parse_response(self.client)(connection, command, **options)
+        except self.ResponseError:
+            raise
         except self.connection_errors:
             connection.disconnect()
             raise
@@ -310,8 +324,8 @@ class Taking:
 
     def _ojs_refused(self: Any, error: Exception, waited: bool) -> None:
         """Find another way to take messages; raises the error if there is none."""
-        if str(error).startswith(_PASSING):
-            raise ConnectionError(str(error)) from error
+        if str(error).startswith(_PASSING) or type(error).__name__ in _PASSING_CLASSES:
+            raise error
         if "OJSNATIVE" in str(error):
             self._ojs_next_is_stock = True
         elif waited or any(word in str(error).lower() for word in _DENIED):

@@ -124,7 +124,7 @@ def redis_outages() -> tuple[type[Exception], ...]:
         return ()
     from redis import exceptions as e
 
-    return (e.ConnectionError, e.TimeoutError, e.OutOfMemoryError, e.ReadOnlyError)
+    return (e.ConnectionError, e.TimeoutError, e.OutOfMemoryError, e.ReadOnlyError, e.ClusterDownError)
 
 
 def say_caveats(broker: Broker, bridge: Bridge) -> None:

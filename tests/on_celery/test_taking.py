@@ -379,3 +379,40 @@ def test_the_bell_rings_for_a_connection_that_is_a_new_one(
     channel._ojs_resting = False
     rests(consumer)
     hears(consumer, taken, fleet.send("act", "ok", priority=9).id)
+
+
+#: What a server is told, and what ends that.
+TROUBLES: dict[str, tuple[list[str], list[str]]] = {
+    "it is read-only": (["REPLICAOF 127.0.0.1 1"], ["REPLICAOF NO ONE"]),
+    "its master is away": (
+        ["CONFIG SET replica-serve-stale-data no", "REPLICAOF 127.0.0.1 1"],
+        ["REPLICAOF NO ONE", "CONFIG SET replica-serve-stale-data yes"],
+    ),
+    "it is full": (["CONFIG SET maxmemory 1"], ["CONFIG SET maxmemory 0"]),
+    "it lacks replicas": (["CONFIG SET min-replicas-to-write 1"], ["CONFIG SET min-replicas-to-write 0"]),
+    "its scripts are flushed": (["SCRIPT FLUSH"], []),
+    "nothing may be written": (["ACL SETUSER default -@write"], ["ACL SETUSER default +@all"]),
+    "no script may run": (["ACL SETUSER default -@scripting"], ["ACL SETUSER default +@all"]),
+}
+
+
+def test_a_worker_outlasts_whatever_its_redis_answers(separate: Callable[..., Fleet]) -> None:
+    with Valkey() as server, redis.Redis.from_url(server.url) as client:
+        fleet = separate(broker=server.url, visibility=3)
+        worker = fleet.start("-c", "1")
+        worker.await_ready()
+        for trouble, (begins, ends) in TROUBLES.items():
+            # One job ends during the trouble.
+            jobs = [fleet.send("act", sleeps(1.5)), fleet.send("act", "ok")]
+            eventually(lambda jobs=jobs: fleet.runs(jobs[0]), what="a run")
+            for command in begins:
+                client.execute_command(*command.split())
+            time.sleep(2.5)  # the trouble lasts for longer than the worker's own rounds
+            for command in ends:
+                client.execute_command(*command.split())
+            for job in (*jobs, fleet.send("act", "ok")):
+                assert fleet.end(job) == "SUCCESS", trouble
+            assert worker.process.poll() is None, trouble
+        assert worker.stop() == 0
+        for job in jobs:
+            assert len(fleet.runs(job)) == 1
