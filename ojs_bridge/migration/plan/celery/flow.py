@@ -157,7 +157,8 @@ class _Function(Values):
         within = replace(at, goes_on=at.goes_on or bool(node.handlers))
         for handler in node.handlers:
             if handler.type is None or self._catches_retry(handler.type):
-                within = replace(within, leaves=within.leaves and _raises_again(handler))
+                again = _raises_again(handler) or _is_raised_later(handler, node.finalbody)
+                within = replace(within, leaves=within.leaves and again)
                 break
         goes_on = self._block(node.body, within) and self._block(node.orelse, at)
         for handler in node.handlers:
@@ -172,6 +173,8 @@ class _Function(Values):
         if isinstance(kind, ast.Tuple):
             return any(map(self._catches_retry, kind.elts))
         caught = self.static(kind)
+        if isinstance(kind, ast.Attribute) and self.is_task(kind.value):
+            caught = attribute_of(self.task, kind.attr)  # `self.MaxRetriesExceededError`
         classes = caught if isinstance(caught, tuple) else (caught,)
         if all(issubclass(type(one), type) for one in classes):
             return any(issubclass(Retry, one) for one in classes)
@@ -250,9 +253,9 @@ class _Function(Values):
         match node:
             case ast.Attribute(value=value, attr=attr) if self.is_task(value):
                 if attr == "retry":
-                    self._note(node.lineno, f"{last_name(value)}.retry is used in no plain way")
+                    self._note(node.lineno, f"{ast.unparse(node)} {UNPLAIN}")
                 elif attr in SETTINGS and not isinstance(node.ctx, ast.Load):
-                    self._note(node.lineno, f"{attr} is set")
+                    self._set(node.lineno, node, attr)
             case ast.Attribute(ctx=ctx) if self.is_retries(node):
                 if not at.shows or not isinstance(ctx, ast.Load):
                     self._note(node.lineno, _DEPENDS)
@@ -295,6 +298,8 @@ class _Function(Values):
                 or (name == "getattr" and _second(call) not in ("retry", *SETTINGS))
             ):
                 pass
+            elif name == "setattr" and _second(call) in SETTINGS:
+                self._set(call.lineno, call.args[1], str(_second(call)))
             elif _is_the_users(function) and position is not None:
                 self._follow(call, function, position, at)
             else:
@@ -307,9 +312,14 @@ class _Function(Values):
             self._way.seen.add((function, at.leaves))
             _Function(self.task, function, self.retries, self._way, position).follow(at)
 
-    def _understood(self, called: ast.expr) -> None:
-        lines = range(called.lineno, (called.end_lineno or called.lineno) + 1)
-        self._read.update((last_name(called), line) for line in lines)
+    def _understood(self, node: ast.expr, word: str = "") -> None:
+        lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        self._read.update((word or last_name(node), line) for line in lines)
+
+    def _set(self, line: int, node: ast.expr, option: str) -> None:
+        """Note that an option is set. It is an option of this task, and of no other."""
+        self._understood(node, option)
+        self._note(line, f"{option} is set")
 
     def _ask(self, call: ast.Call, called: ast.Attribute, at: _Place) -> None:
         self._understood(called)
@@ -326,7 +336,7 @@ class _Function(Values):
         is_plain = limit is None or type(limit) in (int, float)
         starred = any(isinstance(x, ast.Starred) for x in call.args)
         if not at.leaves or not is_plain or starred or _ODD & (given.keys() | spread.keys()):
-            self._way.open.append(Open(where, f"{last_name(called.value)}.retry is used in no plain way"))
+            self._way.open.append(Open(where, f"{ast.unparse(called)} {UNPLAIN}"))
         else:
             has_exc = "exc" in given or "exc" in spread
             self._way.asks[where] = Ask(where, countdown, limit, has_exc, at.goes_on)
@@ -335,6 +345,8 @@ class _Function(Values):
 
 
 _DEPENDS = "what it does depends on request.retries"
+#: After a call such as `self.retry`.
+UNPLAIN = "is used in no plain way"
 
 
 def _raises_again(handler: ast.ExceptHandler) -> bool:
@@ -343,6 +355,32 @@ def _raises_again(handler: ast.ExceptHandler) -> bool:
     match handler.body[-1]:
         case ast.Raise(exc=None) | ast.Raise(exc=ast.Name(id=handler.name)):
             return not any(isinstance(x, leaving) for one in handler.body for x in ast.walk(one))
+    return False
+
+
+def _is_raised_later(handler: ast.ExceptHandler, finalbody: Sequence[ast.stmt]) -> bool:
+    """Return whether a handler keeps what it has caught in a variable, which `finally` raises."""
+    leaving = (ast.Return, ast.Break, ast.Continue, ast.Raise)
+    if any(isinstance(x, leaving) for one in handler.body for x in ast.walk(one)):
+        return False
+    nodes = [x for one in (*handler.body, *finalbody) for x in ast.walk(one)]
+    stored = [x.id for x in nodes if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)]
+    for one in handler.body:
+        match one:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Name(id=handler.name)):
+                return stored.count(name) == 1 and any(_raises(last, name) for last in finalbody)
+    return False
+
+
+def _raises(statement: ast.stmt, kept: str) -> bool:
+    """Return whether a statement raises what is in a variable, if something is in it."""
+    match statement:
+        case ast.Raise(exc=ast.Name(id=name)):
+            return name == kept
+        case ast.If(test=ast.Name(id=name), body=[raising]):
+            return name == kept and _raises(raising, kept)
+        case ast.If(test=ast.Compare(left=ast.Name(id=name), ops=[ast.IsNot()]), body=[raising]):
+            return name == kept and _raises(raising, kept)
     return False
 
 

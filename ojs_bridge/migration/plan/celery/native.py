@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import math
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from inspect import signature
 from types import FunctionType, MethodType
 from typing import Any
 from weakref import ReferenceType
@@ -13,6 +16,7 @@ from weakref import ReferenceType
 from celery import Celery, Task, exceptions, signals
 from celery.local import PromiseProxy, Proxy
 from celery.utils.dispatch import Signal
+from celery.worker.request import Request
 
 from ....celery import compat
 from ....celery.attach import automatic
@@ -22,17 +26,21 @@ from ..code import (
     Askers,
     Calls,
     Mention,
+    Overriding,
     functions_around,
+    lines_with,
     may_be,
     mentions,
     methods,
     place,
     resolve,
+    source_of,
+    spelled,
     unwatched,
     wrapped,
 )
-from .flow import Ask, Way, only_calls, way_of
-from .values import SETTINGS
+from .flow import UNPLAIN, Ask, Way, only_calls, way_of
+from .values import SETTINGS, last_name
 
 #: The methods of a task that a worker calls before or after a run.
 _BESIDE = frozenset(("before_start", "on_success", "on_failure", "on_retry", "after_return"))
@@ -43,6 +51,9 @@ _INSTEAD = SETTINGS | frozenset(
         *("__getattribute__", "__getattr__"),
     )
 )
+#: Of these, the methods that may hand a retry on to Celery's, and the arguments that they must not change.
+_HANDING = frozenset(("retry", "signature_from_request", "subtask_from_request", "apply_async"))
+_KEPT = frozenset(("countdown", "eta", "retries", "max_retries", "throw", "expires", "exc"))
 #: Methods of a task that have run when its fleet is read.
 _BEFORE = frozenset(("__init__", "__new__", "__init_subclass__", "bind", "on_bound"))
 #: Functions that set, or only read, an attribute by its name.
@@ -99,10 +110,11 @@ class Fleet:
             if x.word == "retry" and (
                 by_name or (x.kind == "attribute" and self._may_be_a_task(function, x.of))
             ):
-                return Open(place(function, x.line), f"{x.of or 'something'}.retry is used in no plain way")
+                return Open(place(function, x.line), f"{spelled(function, x.word, x.line)} {UNPLAIN}")
             if x.word in ("Retry", "Reject") and x.kind in ("name", "attribute"):
                 name = x.word if x.kind == "name" else "exceptions"
-                if may_be(function, words, name, "celery", known):
+                lines = _again(function, x.word)
+                if (lines is None or x.line in lines) and may_be(function, words, name, "celery", known):
                     return Open(place(function, x.line), f"{x.word} is raised by hand")
         return None
 
@@ -144,6 +156,24 @@ class Fleet:
         return value is NOTHING or issubclass(cls, (Task, Proxy))
 
 
+@cache
+def _again(function: FunctionType, word: str) -> frozenset[int] | None:
+    """Return the lines that may raise `Retry`, or a `Reject` that requeues; None where there is no source."""
+    lines, node = lines_with(function, word), source_of(function)
+    if lines is None or node is None or word == "Retry":
+        return lines
+    calls = [x for x in ast.walk(node) if isinstance(x, ast.Call) and last_name(x.func) == word]
+    dropping = {call.lineno for call in calls if _drops(call)}
+    return lines - (dropping - {call.lineno for call in calls if not _drops(call)})
+
+
+def _drops(call: ast.Call) -> bool:
+    """Return whether a call makes a `Reject` that does not requeue; by default it does not."""
+    asked = [*call.args[1:], *(x.value for x in call.keywords if x.arg != "reason")]
+    is_plain = all(isinstance(x, ast.Constant) and not x.value for x in asked)
+    return is_plain and not any(isinstance(x, ast.Starred) for x in call.args)
+
+
 def _heard(app: Celery) -> Iterator[FunctionType]:
     """Yield the user's functions that a worker calls beside its tasks: receivers of signals, and steps."""
     for signal in (*vars(signals).values(), *vars(app).values()):
@@ -170,13 +200,37 @@ def _open_lines(fleet: Fleet, task: Task) -> tuple[list[Open], list[Open]]:
         of_retries += guards if understood is None else [x for x in guards if x.where not in is_own]
     for name, function in _hooks(task):
         opened += fleet.askers.signs(function)
-        if name in _INSTEAD and not (name == "__call__" and only_calls(task, function)):
+        if name in _INSTEAD and not _hands_on(task, name, function):
             of_retries.append(Open(place(function), f"its own {name} may change its retries"))
     of_retries += fleet.setters_of(task)
-    request = task.Request if isinstance(task.Request, str) else task.Request.__module__
-    if request.split(".")[0] not in ("celery", "ojs_bridge"):
-        opened.append(Open(task.name, f"its own Request, of {request}, is not read"))
+    opened += _in_request(fleet, task)
     return opened, of_retries
+
+
+def _hands_on(task: Task, name: str, function: FunctionType) -> bool:
+    """Return whether a method in place of Celery's own leaves a task's runs and waits as they are."""
+    if name == "__call__":
+        return only_calls(task, function)
+    owner = next(cls for cls in type(task).__mro__ if function in (x for _, x in methods(cls, {name})))
+    return name in _HANDING and Overriding(function, owner, getattr(Task, name), _KEPT, "retries").hands_on()
+
+
+def _in_request(fleet: Fleet, task: Task) -> Iterator[Open]:
+    """Yield the lines of a task's own `Request` that may change what becomes of its messages."""
+    request: Any = task.Request
+    if isinstance(request, str):
+        module, _, name = request.rpartition(":" if ":" in request else ".")
+        request = vars(sys.modules.get(module, object)).get(name, request)
+    if not (isinstance(request, type) and issubclass(request, Request)):
+        yield Open(task.name, f"its own Request, {request}, is not read")
+        return
+    for cls in request.__mro__:
+        for name, function in methods(cls):
+            yield from fleet.askers.signs(function)
+            original = getattr(Request, name, None)
+            kept = [*signature(original).parameters][1:] if type(original) is FunctionType else ()
+            if original is not None and not Overriding(function, cls, original, kept).hands_on():
+                yield Open(place(function), f"the {name} of its own Request may change its retries")
 
 
 def _way(task: Task, retries: int) -> Way:
