@@ -170,7 +170,7 @@ class Writing(Middleware):
     """A middleware that sets the number of retries of each message."""
 
     def before_enqueue(self, broker: Broker, message: Any, delay: int | None) -> None:
-        message.options.setdefault("max_retries", 2)
+        message.options.setdefault("max_retries", len(message.args))
 
 
 class Tracing(Middleware):

@@ -13,7 +13,7 @@ from celery.exceptions import Retry
 
 from .. import Open
 from ..code import NOTHING, attribute_of, place, source_of, wrapped
-from .values import SETTINGS, Values, last_name
+from .values import SETTINGS, SWALLOWING, Values, last_name
 
 #: The arguments of `self.retry`, by their places, and those that change its runs or waits.
 _PLACES = ("args", "kwargs", "exc", "throw", "eta", "countdown", "max_retries")
@@ -23,9 +23,8 @@ _ODD = frozenset(("throw", "task_id", "retries"))
 #: Functions and methods that only look at what they are given.
 _LOOKING = frozenset(("print", "str", "repr", "len", "type", "isinstance", "id", "bool", "super"))
 _LOGGING = frozenset(("debug", "info", "warning", "warn", "error", "exception", "critical", "log"))
-#: The names of classes as which a handler catches `Retry`, and of managers that swallow what is raised.
+#: The names of classes as which a handler catches `Retry`.
 _CATCHING = frozenset(cls.__name__ for cls in Retry.__mro__)
-_SWALLOWING = frozenset(("suppress", "ExitStack", "AsyncExitStack", "raises"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +196,9 @@ class _Function(Values):
         made = manager.func if isinstance(manager, ast.Call) else manager
         callee = self.static(made)
         if type(callee) is FunctionType:
-            return any(map(_catches_at_yield, wrapped(callee))) or callee.__name__ in _SWALLOWING
+            return any(map(_catches_at_yield, wrapped(callee))) or callee.__name__ in SWALLOWING
         leaving = NOTHING if callee is NOTHING else attribute_of(callee, "__exit__")
-        return last_name(made) in _SWALLOWING or any(map(_returns_a_value, wrapped(leaving)))
+        return last_name(made) in SWALLOWING or any(map(_returns_a_value, wrapped(leaving)))
 
     def _answer(self, test: ast.expr, at: _Place) -> Any:
         """Read a question; return its answer, or NOTHING where it is not known before the run."""

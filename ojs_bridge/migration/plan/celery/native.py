@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -26,21 +25,20 @@ from ..code import (
     Askers,
     Calls,
     Mention,
-    Overriding,
     functions_around,
+    is_the_users,
     lines_with,
     may_be,
     mentions,
     methods,
     place,
     resolve,
-    source_of,
     spelled,
     unwatched,
     wrapped,
 )
 from .flow import UNPLAIN, Ask, Way, only_calls, way_of
-from .values import SETTINGS, last_name
+from .values import SETTINGS, Overriding
 
 #: The methods of a task that a worker calls before or after a run.
 _BESIDE = frozenset(("before_start", "on_success", "on_failure", "on_retry", "after_return"))
@@ -113,7 +111,7 @@ class Fleet:
                 return Open(place(function, x.line), f"{spelled(function, x.word, x.line)} {UNPLAIN}")
             if x.word in ("Retry", "Reject") and x.kind in ("name", "attribute"):
                 name = x.word if x.kind == "name" else "exceptions"
-                lines = _again(function, x.word)
+                lines = lines_with(function, x.word, (None, False) if x.word == "Reject" else ())
                 if (lines is None or x.line in lines) and may_be(function, words, name, "celery", known):
                     return Open(place(function, x.line), f"{x.word} is raised by hand")
         return None
@@ -156,24 +154,6 @@ class Fleet:
         return value is NOTHING or issubclass(cls, (Task, Proxy))
 
 
-@cache
-def _again(function: FunctionType, word: str) -> frozenset[int] | None:
-    """Return the lines that may raise `Retry`, or a `Reject` that requeues; None where there is no source."""
-    lines, node = lines_with(function, word), source_of(function)
-    if lines is None or node is None or word == "Retry":
-        return lines
-    calls = [x for x in ast.walk(node) if isinstance(x, ast.Call) and last_name(x.func) == word]
-    dropping = {call.lineno for call in calls if _drops(call)}
-    return lines - (dropping - {call.lineno for call in calls if not _drops(call)})
-
-
-def _drops(call: ast.Call) -> bool:
-    """Return whether a call makes a `Reject` that does not requeue; by default it does not."""
-    asked = [*call.args[1:], *(x.value for x in call.keywords if x.arg != "reason")]
-    is_plain = all(isinstance(x, ast.Constant) and not x.value for x in asked)
-    return is_plain and not any(isinstance(x, ast.Starred) for x in call.args)
-
-
 def _heard(app: Celery) -> Iterator[FunctionType]:
     """Yield the user's functions that a worker calls beside its tasks: receivers of signals, and steps."""
     for signal in (*vars(signals).values(), *vars(app).values()):
@@ -199,8 +179,10 @@ def _open_lines(fleet: Fleet, task: Task) -> tuple[list[Open], list[Open]]:
         is_own = [place(function, x.line) for x in words if x.word == "retries" and x.kind != "text"]
         of_retries += guards if understood is None else [x for x in guards if x.where not in is_own]
     for name, function in _hooks(task):
-        opened += fleet.askers.signs(function)
-        if name in _INSTEAD and not _hands_on(task, name, function):
+        hands_on = name in _INSTEAD and _hands_on(task, name, function)
+        own = {(x.word, x.line) for x in mentions(function.__code__) if hands_on and x.word == name}
+        opened += fleet.askers.signs(function, own)
+        if name in _INSTEAD and not hands_on:
             of_retries.append(Open(place(function), f"its own {name} may change its retries"))
     of_retries += fleet.setters_of(task)
     opened += _in_request(fleet, task)
@@ -219,6 +201,8 @@ def _in_request(fleet: Fleet, task: Task) -> Iterator[Open]:
     """Yield the lines of a task's own `Request` that may change what becomes of its messages."""
     request: Any = task.Request
     if isinstance(request, str):
+        if not is_the_users(request.partition(":")[0]):
+            return
         module, _, name = request.rpartition(":" if ":" in request else ".")
         request = vars(sys.modules.get(module, object)).get(name, request)
     if not (isinstance(request, type) and issubclass(request, Request)):

@@ -19,11 +19,11 @@ from dramatiq.middleware import AgeLimit, CurrentMessage, Middleware, Retries, S
 
 from ....bridge import Bridge
 from ....config.policies import EntryFields
-from ....dramatiq import install
+from ....dramatiq import OJSRetries, install
 from ....dramatiq.actors import OF_RETRIES, options_as_policy, unreadable
 from ....dramatiq.brokers import PATIENCE, is_broker, is_rabbitmq, is_redis
 from ....dramatiq.compat import settings_of
-from ....engine.layers import in_ojs
+from ....engine.layers import TaskPolicy, in_ojs
 from ....errors import ConfigurationError
 from ....messages import RETRY_OPTION
 from ....rules.duration import spoken
@@ -51,7 +51,7 @@ from .. import (
     raised_for,
 )
 from ..code import is_the_users
-from .reading import Around, Settings, place_of, retries_of, task_policy
+from .reading import Around, Settings, place_of, retries_of
 
 #: Longer waits should not be in a worker's memory.
 _LONG = PATIENCE.total_seconds()
@@ -69,11 +69,17 @@ def of_dramatiq(broker: Broker, names: Collection[str] = ()) -> list[Planned]:
     return planned(actors, names, "actor", lambda name: _plan(around, broker, actors[name]))
 
 
+def _task_policy(broker: Broker, actor: Actor[..., Any]) -> TaskPolicy | None:
+    """Return the policy of an actor under the bridge, else None."""
+    own = next((m for m in broker.middleware if isinstance(m, OJSRetries)), None)
+    return own.actors.tasks.get(actor.actor_name) if own else None
+
+
 def _plan(around: Around, broker: Broker, actor: Actor[..., Any]) -> Planned:
-    moved = task_policy(broker, actor)
+    moved = _task_policy(broker, actor)
     if moved is not None and RETRY_OPTION in actor.options:
         return already_ojs(actor.actor_name, "has an ojs_retry", moved.policy, moved.layers.task)
-    settings = Settings.of(actor, broker)
+    settings = Settings.of(actor, broker, around.given(actor))
     if (option := settings.broken) is not None:
         value = f"{option}={getattr(settings, option)!r}"
         why = f"{value}: Dramatiq itself raises an error for it, and a job that fails is lost"
@@ -149,7 +155,7 @@ def _policy(settings: Settings) -> dict[str, Any]:
 
 def _hazards(settings: Settings, native: NativeRetries, broker: Broker) -> Iterator[Hazard]:
     """Yield the hazards of an actor."""
-    moved = task_policy(broker, settings.actor)
+    moved = _task_policy(broker, settings.actor)
     if moved is not None:
         yield moved_already(moved.policy, "Dramatiq")
     if settings.retries is None:
@@ -257,7 +263,7 @@ def measured(broker: Broker, planned_tasks: Sequence[Planned]) -> list[Planned]:
     Bodies are not run. The actors run on a broker in memory, with the broker's `Retries` and the user's own
     middleware, whose hooks run. What a hook sends to the broker itself goes nowhere.
     """
-    if any(task_policy(broker, actor) for actor in broker.actors.values()):
+    if any(_task_policy(broker, actor) for actor in broker.actors.values()):
         raise ConfigurationError("verify: the broker is under the bridge already: name it as it was before")
     actors = [broker.actors[name] for name in measurable(planned_tasks)]
     with patch.object(broker, "enqueue", lambda message, **_: message):
@@ -273,7 +279,7 @@ def _moved(broker: StubBroker, url: str, entries: Mapping[str, EntryFields]) -> 
         if not _is_own(middleware):  # the user's own may start threads
             middleware.after_process_boot(broker)
     for name, actor in broker.actors.items():
-        if moved := task_policy(broker, actor):
+        if moved := _task_policy(broker, actor):
             yield name, (_measured(broker, name, bridge), moved.policy)
     bridge.stop()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from io import IOBase
@@ -19,14 +19,17 @@ from dramatiq.middleware import Middleware, Retries
 from ....dramatiq import OJSRetries
 from ....dramatiq.actors import names_exceptions
 from ....dramatiq.compat import settings_of
-from ....engine.layers import TaskPolicy
 from .. import ENDLESS, NOT_KNOWN, Open, Runs, WaitRange, dramatiq_wait
 from ..code import (
+    NOTHING,
+    READING,
+    WRITING,
     Askers,
     Calls,
     Mention,
     attribute_of,
     functions_around,
+    lines_with,
     may_be,
     mentions,
     methods,
@@ -40,9 +43,9 @@ from ..code import (
 _OPTIONS = frozenset(
     ("max_retries", "min_backoff", "max_backoff", "retry_when", "throws", "retries", "on_retry_exhausted")
 )
-#: The methods that read a mapping, and the methods that write one.
-_READING = frozenset(("get", "keys", "values", "items", "copy", "__contains__", "__getitem__"))
-_WRITING = frozenset(("pop", "setdefault", "__setitem__", "__delitem__"))
+#: The numbers among them. A hook that is called before each run, or each sending, may compute them.
+_NUMBERS = frozenset(("max_retries", "min_backoff", "max_backoff"))
+_BEFORE = frozenset(("before_process_message", "before_enqueue"))
 #: The methods of Python's own objects. A message's options have them, and so has what a hook keeps there.
 _COMMON = frozenset((*dir(dict), *dir(list), *dir(str), *dir(set), *dir(ExitStack), *dir(IOBase)))
 #: Functions that only look at what they are given.
@@ -67,12 +70,12 @@ class Settings:
     throws: Any
 
     @classmethod
-    def of(cls, actor: Actor[..., Any], broker: Broker) -> Settings:
-        """Return the settings of an actor of a broker."""
+    def of(cls, actor: Actor[..., Any], broker: Broker, given: Mapping[str, Any] | None = None) -> Settings:
+        """Return the settings of an actor of a broker, with those that hooks give to its messages."""
         retries = retries_of(broker)
         over = settings_of(retries or Retries())
         own = {name: actor.options[name] for name in over if name in actor.options}
-        return cls(actor, retries, throws=actor.options.get("throws"), **(over | own))
+        return cls(actor, retries, throws=actor.options.get("throws"), **(over | own | {**(given or {})}))
 
     @property
     def broken(self) -> str | None:
@@ -124,12 +127,6 @@ def retries_of(broker: Broker) -> Retries | None:
     return next((m for m in retrying if not isinstance(m, OJSRetries)), next(iter(retrying), None))
 
 
-def task_policy(broker: Broker, actor: Actor[..., Any]) -> TaskPolicy | None:
-    """Return the policy of an actor under the bridge, else None."""
-    own = next((m for m in broker.middleware if isinstance(m, OJSRetries)), None)
-    return own.actors.tasks.get(actor.actor_name) if own else None
-
-
 class Around:
     """The modules around a broker, and their functions that may decide about the retry of a message."""
 
@@ -141,14 +138,27 @@ class Around:
         self._askers = Askers(calls, _asks, "may raise Retry, or use the retries of its message")
         self._changers = Askers(calls, _changes, "may enqueue or fail a message, or write its options")
         self._broker = broker
+        #: The hooks that write options of retries into a message, each with its middleware.
+        self._writers: list[tuple[Middleware, FunctionType]] = []
         ranked = [line for middleware in broker.middleware for line in self._in_middleware(middleware)]
         #: The lines that leave the retries of every actor open, the surest first.
         self.open = [*dict.fromkeys(line for _, line in sorted(ranked, key=lambda x: x[0]))]
 
+    def given(self, actor: Actor[..., Any]) -> dict[str, Any]:
+        """Return the options of retries that hooks give to an actor's messages, as far as they are read."""
+        given: dict[str, Any] = {}
+        for middleware, function in self._writers:
+            given |= _Hook(middleware, function, self._broker, actor).writes() or {}
+        return given
+
     def open_lines(self, settings: Settings) -> Iterator[Open]:
         """Yield the lines and options that leave the number or the waits of an actor's retries open."""
-        yield from self.open
         actor = settings.actor
+        for middleware, function in self._writers:
+            if _Hook(middleware, function, self._broker, actor).writes() is None:
+                called = f"{type(middleware).__name__}.{function.__name__}"
+                yield Open(place(function, next(_written(function))), f"{called}: {_WRITES}")
+        yield from self.open
         if settings.retry_when is not None and not settings.is_asked:
             why = "the broker's retry_when decides about retries, and the bridge asks only that of an actor"
             yield Open(place_of(settings.retry_when), why)
@@ -176,7 +186,12 @@ class Around:
                 for line in _written(function):
                     yield 1, Open(place(function, line), f"{called} writes options of retries")
             else:
-                for sign in self._changers.signs(function):
+                signs = self._changers.signs(function)
+                if name in _BEFORE and any(sign.why == _WRITES for sign in signs):
+                    self._writers.append((middleware, function))
+                    ends = _ends(function, mentions(function.__code__))
+                    signs = [sign for sign in (*signs, ends) if sign and sign.why != _WRITES]
+                for sign in signs:
                     rank = 1 if sign.why == _WRITES else 2
                     yield rank, Open(sign.where, f"{called}: {sign.why}")
 
@@ -199,7 +214,11 @@ def _asks(function: FunctionType, words: Collection[Mention]) -> Open | None:
     for x in words:
         if x.kind == "text":
             continue
-        if x.word == "Retry" and may_be(function, words, x.word, "dramatiq", (errors.Retry,)):
+        # Without a delay of its own it is an error like any other.
+        lines = lines_with(function, x.word, (None,)) if x.word == "Retry" else ()
+        if (lines is None or x.line in lines) and may_be(
+            function, words, x.word, "dramatiq", (errors.Retry,)
+        ):
             return Open(place(function, x.line), "it raises Retry, which has a delay of its own")
     if not any(x.word == "CurrentMessage" for x in words):
         return None
@@ -211,6 +230,11 @@ def _changes(function: FunctionType, words: Collection[Mention]) -> Open | None:
     """Return the first line of a hook that may write an option of retries, or enqueue or fail a message."""
     if line := next(_written(function), None):
         return Open(place(function, line), _WRITES)
+    return _ends(function, words)
+
+
+def _ends(function: FunctionType, words: Collection[Mention]) -> Open | None:
+    """Return the first line of a hook that may enqueue or fail a message."""
     for x in words:
         if x.kind == "attribute" and x.word in ("enqueue", "fail"):
             return Open(place(function, x.line), f"it may {x.word} a message")
@@ -258,9 +282,9 @@ def _use(
     match of:
         case ast.Subscript(slice=key, ctx=ctx) if of.value is options:
             yield _key(function, key), not isinstance(ctx, ast.Load)
-        case ast.Attribute(attr=name) if name in _READING | _WRITING and isinstance(above[of], ast.Call):
+        case ast.Attribute(attr=name) if name in READING | WRITING and isinstance(above[of], ast.Call):
             first = [*above[of].args, None][0]  # type: ignore[attr-defined]
-            yield ("", False) if first is None else (_key(function, first), name in _WRITING)
+            yield ("", False) if first is None else (_key(function, first), name in WRITING)
         case ast.Attribute(attr="update") if isinstance(call := above[of], ast.Call):
             given = [key for x in call.args for key in (x.keys if isinstance(x, ast.Dict) else [None])]
             yield from ((None if key is None else _key(function, key), True) for key in given)
@@ -294,3 +318,133 @@ def _key(function: FunctionType, node: ast.expr) -> str | None:
         case _:
             return None
     return value if type(value) is str else None
+
+
+class _Hook:
+    """What a hook writes into the messages of an actor that bring no options of their own; nothing is run."""
+
+    def __init__(self, middleware: Middleware, function: FunctionType, broker: Broker, actor: Any) -> None:
+        self._function, self._actor, self._broker = function, actor, broker
+        self._written = {*_written(function)}
+        node = source_of(function)
+        self._body = node.body if isinstance(node, ast.FunctionDef) else []
+        names = [x.arg for x in node.args.args] if node else []
+        self._message = object()
+        self._known: dict[str, Any] = dict(zip(names, (middleware, broker, self._message), strict=False))
+        self._options: dict[str, Any] = {}
+
+    def writes(self) -> dict[str, Any] | None:
+        """Return the numbers that it writes; None where they are not known, or change with each call."""
+        known = {**self._known}
+        ends = self._block(self._body) if self._body else None
+        first, self._known = {**self._options}, known
+        if ends is None or self._block(self._body) is None or self._options != first:
+            return None
+        given = {name: value for name, value in first.items() if name in _OPTIONS}
+        plain = given.keys() <= _NUMBERS and all(type(x) in (int, float, type(None)) for x in given.values())
+        return given if plain else None
+
+    def _block(self, block: list[ast.stmt]) -> bool | None:
+        """Follow statements; return whether they go on, and None where an option is not known."""
+        goes_on: bool | None = True
+        for statement in block:
+            returns = any(isinstance(x, (ast.Return, ast.Raise)) for x in ast.walk(statement))
+            match statement:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value) if not self._writes(value):
+                    self._known[name] = self._value(value)
+                case ast.If(test=test, body=body, orelse=orelse) if (answer := self._truth(test)) is not None:
+                    goes_on = self._block(body if answer else orelse)
+                case ast.Return():
+                    return False
+                case _ if returns:
+                    return None
+                case _ if self._writes(statement):
+                    goes_on = self._write(statement)
+            if not goes_on:
+                return goes_on
+        return True
+
+    def _writes(self, node: ast.AST) -> bool:
+        return any(getattr(x, "lineno", 0) in self._written for x in ast.walk(node))
+
+    def _write(self, statement: ast.stmt) -> bool | None:
+        """Follow a statement that writes one option."""
+        match statement:
+            case ast.Assign(targets=[ast.Subscript(value=of, slice=key)], value=value):
+                name, new = self._value(key), self._value(value)
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=of, attr="setdefault"), args=[key, value])):
+                name, new = self._value(key), self._value(value)
+                new = self._options.get(name, new) if type(name) is str else NOTHING
+            case _:
+                return None
+        if self._value(of) is not self._options or type(name) is not str or new is NOTHING:
+            return None
+        self._options[name] = new
+        return True
+
+    def _truth(self, test: ast.expr) -> bool | None:
+        value = self._value(test)
+        return bool(value) if type(value) in (bool, int, float, str, dict, type(None)) else None
+
+    def _value(self, node: ast.expr) -> Any:
+        """Return the value of an expression; NOTHING where it is not known."""
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.Name(id=name):
+                own = name in self._known or name in self._function.__code__.co_varnames
+                return self._known.get(name, NOTHING) if own else resolve(self._function, name)
+            case ast.Attribute(value=of, attr=name):
+                return self._attribute(self._value(of), name)
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                answer = self._truth(test)
+                return NOTHING if answer is None else self._value(body if answer else orelse)
+            case ast.BoolOp(op=op, values=[*parts, last]):
+                for part in parts:
+                    truth = self._truth(part)
+                    if truth is None or truth is isinstance(op, ast.Or):
+                        return NOTHING if truth is None else self._value(part)
+                return self._value(last)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                answer = self._truth(operand)
+                return NOTHING if answer is None else not answer
+        return self._looked_up(node)
+
+    def _looked_up(self, node: ast.expr) -> Any:
+        """Return an item, an actor, or the answer to a question about one."""
+        match node:
+            case ast.Call(func=ast.Attribute(value=of, attr="get_actor"), args=[name], keywords=[]):
+                is_own = self._value(of) is self._broker and self._value(name) == self._actor.actor_name
+                return self._actor if is_own else NOTHING
+            case ast.Call(func=ast.Attribute(value=of, attr="get"), args=[key, *rest], keywords=[]):
+                return self._item(of, key, [*map(self._value, rest), None][0])
+            case ast.Subscript(value=of, slice=key):
+                return self._item(of, key, NOTHING)
+            case ast.Compare(left=left, ops=[op], comparators=[ast.Constant(value=None)]):
+                value = self._value(left)
+                is_asked = isinstance(op, (ast.Is, ast.IsNot)) and value is not NOTHING
+                return (value is None) is isinstance(op, ast.Is) if is_asked else NOTHING
+            case ast.Compare(left=key, ops=[ast.In() | ast.NotIn() as op], comparators=[of]):
+                items, name = self._value(of), self._value(key)
+                known = (
+                    type(items) is dict
+                    and type(name) is str
+                    and (items is not self._options or name in _OPTIONS)
+                )
+                return (name in items) is isinstance(op, ast.In) if known else NOTHING
+        return NOTHING
+
+    def _item(self, of: ast.expr, key: ast.expr, default: Any) -> Any:
+        items, name = self._value(of), self._value(key)
+        if type(items) is not dict or type(name) is not str:
+            return NOTHING
+        # A message may bring another option of the fleet's own.
+        is_open = items is self._options and name not in _OPTIONS and name not in items
+        return NOTHING if is_open else items.get(name, default)
+
+    def _attribute(self, of: Any, name: str) -> Any:
+        if of is self._message:
+            return {"options": self._options, "actor_name": self._actor.actor_name}.get(name, NOTHING)
+        with suppress(Exception):  # only Django's settings, which are lazy, are asked for it
+            return getattr(of, name) if type(of).__module__ == "django.conf" else vars(of)[name]
+        return NOTHING if of is NOTHING else attribute_of(of, name)
