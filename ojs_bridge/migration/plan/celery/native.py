@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from inspect import signature
+from inspect import getfullargspec
 from types import FunctionType, MethodType
 from typing import Any
 from weakref import ReferenceType
@@ -212,7 +212,7 @@ def _in_request(fleet: Fleet, task: Task) -> Iterator[Open]:
         for name, function in methods(cls):
             yield from fleet.askers.signs(function)
             original = getattr(Request, name, None)
-            kept = [*signature(original).parameters][1:] if type(original) is FunctionType else ()
+            kept = getfullargspec(original).args[1:] if type(original) is FunctionType else ()
             if original is not None and not Overriding(function, cls, original, kept).hands_on():
                 yield Open(place(function), f"the {name} of its own Request may change its retries")
 

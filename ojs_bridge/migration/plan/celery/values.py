@@ -225,7 +225,7 @@ class Overriding:
     ) -> None:
         """Take the names of the arguments that count, and the name of a keyword that is surely given."""
         self._function, self._owner, self._kept, self._given = function, owner, {*kept}, given
-        self._places = [*inspect.signature(original).parameters][1:]
+        self._places = inspect.getfullargspec(original).args[1:]
         node = source_of(function)
         self._node = node if isinstance(node, ast.FunctionDef) else None
         arguments = node.args if node else ast.parse("lambda: 0", mode="eval").body.args  # type: ignore[attr-defined]
