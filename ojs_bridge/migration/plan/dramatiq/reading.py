@@ -329,10 +329,8 @@ class _Hook:
         node = source_of(function)
         self._body = node.body if isinstance(node, ast.FunctionDef) else []
         names = [x.arg for x in node.args.args] if node else []
-        self._given_message = object()
-        self._known: dict[str, Any] = dict(
-            zip(names, (middleware, broker, self._given_message), strict=False)
-        )
+        self._sent = object()
+        self._known: dict[str, Any] = dict(zip(names, (middleware, broker, self._sent), strict=False))
         self._options: dict[str, Any] = {}
 
     def writes(self) -> dict[str, Any] | None:
@@ -445,7 +443,7 @@ class _Hook:
         return NOTHING if is_open else items.get(name, default)
 
     def _attribute(self, of: Any, name: str) -> Any:
-        if of is self._given_message:
+        if of is self._sent:
             return {"options": self._options, "actor_name": self._actor.actor_name}.get(name, NOTHING)
         with suppress(Exception):  # only Django's settings, which are lazy, are asked for it
             return getattr(of, name) if type(of).__module__ == "django.conf" else vars(of)[name]
