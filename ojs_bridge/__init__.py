@@ -31,6 +31,33 @@ from .rules.failures import DeadLetter, Discard, Fail, Response, Retry, Snooze
 from .rules.policy import PartialPolicy, RetryPolicy
 from .store import Filter, Letter, Page, Parked, ParkedPage, Stats, Store, open_store
 
+_CELERY = dict.fromkeys(("ojs_task", "OJSTask"), "ojs_bridge.celery")
+_DRAMATIQ = dict.fromkeys(("OJSRetries", "bridge_of"), "ojs_bridge.dramatiq")
+#: Names of the adapters, and names that a reader may take for them, with the lines that import what is meant.
+_ELSEWHERE = {
+    **{name: f"from {home} import {name}" for name, home in (_CELERY | _DRAMATIQ).items()},
+    **dict.fromkeys(
+        ("task", "Task", "shared_task", "ojs_shared_task"), "from ojs_bridge.celery import ojs_task"
+    ),
+    **dict.fromkeys(
+        ("OJSMiddleware", "OJSRetry", "OjsRetries", "Retries", "Middleware"),
+        "from ojs_bridge.dramatiq import OJSRetries",
+    ),
+    **dict.fromkeys(
+        ("install", "celery_install", "dramatiq_install"),
+        "from ojs_bridge.celery import install, or from ojs_bridge.dramatiq import install",
+    ),
+    **dict.fromkeys(("Policy", "OJSPolicy", "OJSRetryPolicy"), "from ojs_bridge import RetryPolicy"),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _ELSEWHERE:
+        # An AttributeError would not reach the reader of `from ojs_bridge import ...`.
+        raise ImportError(f"ojs_bridge has no {name}: {_ELSEWHERE[name]}", name=__name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "Bridge",
     "BridgeError",

@@ -30,7 +30,7 @@ WALKS = {
     "Celery: a failing run, retried": Figures(27, 133, 94),  # 24, 110
     "Celery: a failing run, parked": Figures(29, 152, 127),  # 24, 110
     "Celery: a success": Figures(21, 67, 64),
-    "Celery: a task's policy": Figures(6, 24, 22),  # 6, 18
+    "Celery: a task's policy": Figures(6, 21, 19),  # 6, 18
     "Dramatiq: a failing run, retried": Figures(27, 124, 101),  # 24, 110
     "Dramatiq: a failing run, parked": Figures(27, 140, 126),  # 24, 110
     "Dramatiq: a success": Figures(22, 71, 63),

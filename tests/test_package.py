@@ -70,6 +70,36 @@ def test_what_an_import_does_not_bring(statement: str, absent: set[str]) -> None
     assert not modules_after(statement) & absent
 
 
+#: a statement that a reader may guess -> the import that it is answered with
+GUESSED = {
+    "from ojs_bridge import ojs_task": "from ojs_bridge.celery import ojs_task",
+    "from ojs_bridge import OJSTask": "from ojs_bridge.celery import OJSTask",
+    "from ojs_bridge import OJSRetries": "from ojs_bridge.dramatiq import OJSRetries",
+    "from ojs_bridge import OJSMiddleware": "from ojs_bridge.dramatiq import OJSRetries",
+    "from ojs_bridge import install": "from ojs_bridge.celery import install",
+    "from ojs_bridge import bridge_of": "from ojs_bridge.dramatiq import bridge_of",
+    "from ojs_bridge import Policy": "from ojs_bridge import RetryPolicy",
+    "from ojs_bridge.celery import shared_task": "from ojs_bridge.celery import ojs_task",
+    "from ojs_bridge.celery import OJSRetries": "from ojs_bridge.dramatiq import OJSRetries",
+    "from ojs_bridge.dramatiq import OJSMiddleware": "from ojs_bridge.dramatiq import OJSRetries",
+    "from ojs_bridge.dramatiq import ojs_task": "from ojs_bridge.celery import ojs_task",
+}
+
+
+@pytest.mark.parametrize("statement", GUESSED)
+def test_a_guessed_import_answers_with_the_import_that_works(statement: str) -> None:
+    with pytest.raises(ImportError) as caught:
+        exec(statement)
+    assert GUESSED[statement] in str(caught.value)
+    exec(GUESSED[statement])
+
+
+def test_other_names_are_missing_as_ever() -> None:
+    assert not hasattr(ojs_bridge, "nothing")
+    with pytest.raises(ImportError, match="cannot import name 'nothing' from 'ojs_bridge'"):
+        exec("from ojs_bridge import nothing")
+
+
 def test_all_is_sorted_and_complete() -> None:
     """`__all__` has every public name of the package, and no other."""
     assert sorted(ojs_bridge.__all__) == ojs_bridge.__all__

@@ -9,3 +9,11 @@ from .install import install, ojs_task
 from .task import OJSTask
 
 __all__ = ["OJSTask", "install", "ojs_task"]
+
+
+def __getattr__(name: str) -> object:
+    if name in ("Task", "shared_task", "ojs_shared_task"):
+        raise ImportError(f"ojs_bridge.celery has no {name}: from ojs_bridge.celery import ojs_task")
+    if name in ("OJSRetries", "OJSMiddleware"):
+        raise ImportError(f"ojs_bridge.celery has no {name}: from ojs_bridge.dramatiq import OJSRetries")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

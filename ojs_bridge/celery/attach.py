@@ -6,14 +6,11 @@ import functools
 import json
 import logging
 import math
-import sys
 import uuid
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from types import FrameType
 from typing import Any
 
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
@@ -21,7 +18,8 @@ from celery import Celery, Task, current_app, signals
 from celery.exceptions import SoftTimeLimitExceeded
 
 from ..bridge import Bridge
-from ..config.policies import Installed, Policies
+from ..config.policies import MISNAMED, Installed, Policies, misnamed
+from ..config.settings import the_retry
 from ..engine.engine import Engine
 from ..engine.layers import Layers, NativeJitter, RetryOn, TaskPolicy
 from ..errors import ConfigurationError, InvalidRetryPolicy
@@ -30,7 +28,7 @@ from ..rules.backoff import Rng
 from ..rules.duration import format_duration
 from ..rules.failures import WORKER_DEATH, Mapped
 from ..rules.job import Job, count_of, decoded, format_time
-from ..rules.policy import LARGEST, AnyPartial
+from ..rules.policy import LARGEST, AnyPartial, check_errors
 from . import compat, dead_queues
 from .publishing import CeleryPublisher
 
@@ -48,17 +46,20 @@ WORKER_ERRORS: dict[type[BaseException], Mapped] = {
 }
 
 #: The attributes in which an app keeps its bridge and the policies of `install`, and a task its own settings.
-_BRIDGE = "_ojs_bridge"
+BRIDGE = "_ojs_bridge"
 _PREPARED = "_ojs_prepared"
 POLICIES = "_ojs_policies"
 #: The attribute of an app that says whether jobs in flight begin afresh.
 AFRESH = "_ojs_afresh"
 _TASK_POLICY = "_ojs_task_policy"
+_CHECKED = "_ojs_checked"
+#: The attribute of an app that has the function by which `install` adopts a task.
+ADOPT = "_ojs_adopt"
+#: The attribute of an app that has the policies of its `@ojs_task`: their tasks may be made later.
+DECLARED = "_ojs_declared"
 #: The attribute of a request that has its run.
 RUNNING = "ojs_execution"
 _EVERY_NAME = Policies(None)
-#: Packages whose code is not the user's.
-_INSIDE = ("celery", __name__.partition(".")[0])
 #: The module of Celery's own task classes.
 NATIVE = "celery.app.task"
 #: Where a task keeps its `run` with Celery's automatic retries around it, when it runs without them.
@@ -72,17 +73,23 @@ KILLED = (TimeLimitExceeded, WorkerLostError)
 
 def attach(app: Celery, bridge: Bridge | None = None) -> Bridge:
     """Give an app its bridge, once; raises ConfigurationError for a second bridge."""
-    own: Bridge | None = app.__dict__.get(_BRIDGE)
+    own: Bridge | None = app.__dict__.get(BRIDGE)
     if own is not None:
         if bridge is not None and bridge is not own:
             raise ConfigurationError(f"the Celery app {app.main!r} already has a bridge: give it one, once")
         return own
     prepare(app)
-    bridge = app.__dict__.setdefault(_BRIDGE, bridge or Bridge())
+    bridge = app.__dict__.setdefault(BRIDGE, bridge or Bridge())
     queues = dead_queues.CeleryDeadQueues(app, bridge, lambda name: task_policy(app, app.tasks.get(name)))
     bridge.engine.register(FRAMEWORK, CeleryPublisher(app, bridge), queues)
     if bridge.store:
         signals.task_postrun.connect(settle_success, weak=False)
+    return bridge
+
+
+def bridge_of(app: Celery) -> Bridge | None:
+    """Return an app's bridge, if it has one by now."""
+    bridge: Bridge | None = vars(app).get(BRIDGE)
     return bridge
 
 
@@ -95,33 +102,7 @@ def prepare(app: Celery) -> None:
         app.steps["consumer"].add("ojs_bridge.celery.holding:RequestHolding")
         app.steps["consumer"].add("ojs_bridge.celery.worker:ConsumerWatch")
         _read_retry_option(app)
-        _warn_outside(app)
-
-
-def _warn_outside(app: Celery) -> None:
-    """Let Celery's warning of a taken task name point to the line of the user's code."""
-    # Celery 5.7 points to the first line outside Celery, which is the bridge's.
-    warn = compat.warn_duplicate_task_name(app, None)
-    if warn is None:
-        return
-
-    def warn_there(*args: Any) -> None:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            warn(*args)
-        for warning in caught:
-            warnings.warn(warning.message, stacklevel=_level())
-
-    compat.warn_duplicate_task_name.set(app, warn_there)
-
-
-def _level() -> int:
-    """Return the stack level of the first line of the user's code, as the caller's `stacklevel`."""
-    frame: FrameType | None = sys._getframe(1)
-    level = 1
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
-        frame, level = frame.f_back, level + 1
-    return level
+        compat.warn_outside(app)
 
 
 def is_prepared(app: Celery) -> bool:
@@ -283,6 +264,8 @@ def _read_retry_option(app: Celery) -> None:
     @functools.wraps(app.send_task)
     def send_task_with_policy(name: str, *args: Any, **options: Any) -> Any:
         partial = options.pop(RETRY_OPTION, None)
+        refuse_misnamed(name, options)
+        check_task(app, name)
         for later in LATER:
             if options.get(later):
                 check_signatures(app, options[later])
@@ -293,7 +276,7 @@ def _read_retry_option(app: Celery) -> None:
             _tell_apart(app, name, options)
         # The class is asked each time: a user's tests put another method there.
         send_task = own or _bound(type(app).send_task, app)
-        bridge: Bridge | None = vars(app).get(_BRIDGE)
+        bridge = bridge_of(app)
         if bridge is None or not bridge.engine.instruments.all:
             return send_task(name, *args, **options)
         options["headers"] = carrier = dict(options.get("headers") or {})
@@ -345,6 +328,55 @@ def _bound(attribute: Any, app: Celery) -> Any:
     return bind(app, type(app)) if bind else attribute
 
 
+def refuse_misnamed(name: str, options: Mapping[str, Any]) -> None:
+    """Raise InvalidRetryPolicy for a job's policy that stands under another name than `ojs_retry`."""
+    if not MISNAMED.isdisjoint(options) and (lines := misnamed(options, RETRY_OPTION)):
+        raise InvalidRetryPolicy([f"{name}: {line}" for line in lines])
+
+
+def check_whole(app: Celery, name: str, own: AnyPartial | None) -> None:
+    """Check a task's own policy over all that lies beneath it.
+
+    A process whose app has no bridge knows the default policy of the settings only. Raises
+    InvalidRetryPolicy.
+    """
+    bridge, installed = bridge_of(app), policies_of(app).of(name) or Installed()
+    default = bridge.settings.retry if bridge else the_retry()
+    try:
+        check_errors(Layers(app=default, install=installed.policies, task=own).policy())
+    except InvalidRetryPolicy as error:
+        problems = [*error.under(f"task {name}").problems]
+        if bridge is None:
+            problems.append(
+                "no bridge is installed here: if the workers' has another default, install it, too"
+            )
+        raise InvalidRetryPolicy(problems) from None
+
+
+def check_task(app: Celery, name: str) -> None:
+    """Check a task's policy, merged with all that lies beneath it, before its first job is sent.
+
+    Raises InvalidRetryPolicy, and ConfigurationError for a native task that has an `ojs_retry`.
+    """
+    task = compat.tasks(app).get(name)
+    if task is None and name in (declared := vars(app).get(DECLARED, {})):
+        check_whole(app, name, declared[name])
+    if task is None or _CHECKED in vars(task):
+        return
+    # A task that was declared before `install` may be made before its app is finalized.
+    vars(app).get(ADOPT, lambda *_: None)(task, app)
+    own = getattr(task, RETRY_OPTION, None)
+    if not is_bridged(task):
+        if own is not None:
+            raise ConfigurationError(f"task {name}: {RETRY_OPTION} is not read without install or @ojs_task")
+    elif bridge_of(app) is not None:
+        with suppress(TypeError):  # an option that its worker cannot read either leaves it native
+            task_policy(app, task)
+    else:
+        check_whole(app, name, own)
+    setattr(task, _CHECKED, True)
+
+
 def header_for(app: Celery, name: str, partial: AnyPartial) -> str:
     """Return the `ojs` header of a job that brings a partial policy; raises InvalidRetryPolicy."""
     engine = attach(app).engine
@@ -379,8 +411,11 @@ def check_signatures(app: Celery, signatures: Any) -> None:
         if not isinstance(signature, Mapping):
             continue
         options, kwargs = signature.get("options") or {}, signature.get("kwargs") or {}
+        name = str(signature.get("task"))
+        refuse_misnamed(name, options)
+        check_task(app, name)
         if RETRY_OPTION in options:
-            _write_policy(app, str(signature.get("task")), options)
+            _write_policy(app, name, options)
         for nested in (*map(options.get, LATER), *map(kwargs.get, ("tasks", "header", "body"))):
             if nested:
                 check_signatures(app, nested)
@@ -397,24 +432,6 @@ def _write_policy(app: Celery, name: str, options: dict[str, Any]) -> None:
         options["headers"] = headers
 
 
-class SentOnCommit:
-    """Refuses an invalid policy where the job is sent: after the commit it is too late."""
-
-    def apply_async_on_commit(self: Any, *args: Any, **options: Any) -> None:
-        """Send the job after the commit, as Celery's own does; raises InvalidRetryPolicy at once."""
-        if options.get(RETRY_OPTION) is not None:
-            header_for(self.app, self.name, options[RETRY_OPTION])
-        for later in ("link", "link_error"):
-            if options.get(later):
-                check_signatures(self.app, options[later])
-        super().apply_async_on_commit(*args, **options)  # type: ignore[misc]
-
-
-def sent_on_commit(native: type[Task]) -> tuple[type, ...]:
-    """Return the extra base that a subclass of Django's task class needs."""
-    return (SentOnCommit,) if hasattr(native, "apply_async_on_commit") else ()
-
-
 def settle_success(task: Task | None = None, **_: Any) -> None:
     """Settle a success after its result is stored and its chain and links are sent."""
     settle = vars(task.request).pop("ojs_ended", None) if task else None
@@ -423,7 +440,7 @@ def settle_success(task: Task | None = None, **_: Any) -> None:
 
 
 def _let_listeners_finish(**_: Any) -> None:
-    bridge: Bridge | None = vars(compat.get_current_object(current_app)()).get(_BRIDGE)
+    bridge: Bridge | None = vars(compat.get_current_object(current_app)()).get(BRIDGE)
     if bridge is not None:
         bridge.flush()
 

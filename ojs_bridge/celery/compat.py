@@ -6,10 +6,14 @@ jobs from being lost, and it warns of any other that is missing.
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Container, Iterator
 from functools import partial
+from types import FrameType
 from typing import Any
 
+from celery import Celery
 from celery.app.trace import TraceInfo
 
 from ..engine.private_names import PrivateName, minor, missing_vital, names_in, vital
@@ -47,6 +51,9 @@ def kept_option(run: Any, option: str, default: Any) -> Any:
         run = getattr(run, "__wrapped__", None)
     return default
 
+
+#: Packages whose code is not the user's.
+_INSIDE = ("celery", __name__.partition(".")[0])
 
 _APP, _TASK = "celery.app.base:Celery", "celery.app.task:Task"
 _AUTORETRY = "celery.app.autoretry:add_autoretry_behaviour"
@@ -214,3 +221,29 @@ limit_task = _testing("_limit_task", _CONSUMER, "stand in a test for a worker's 
 limit_post_eta = _testing("_limit_post_eta", _CONSUMER, "stand in a test for a worker's consumer")
 put = _testing("_put", _MEMORY, "note the order of the messages of a test")
 put_fanout = _testing("_put_fanout", _MEMORY, "note the order of the messages of a test")
+
+
+def warn_outside(app: Celery) -> None:
+    """Let Celery's warning of a taken task name point to the line of the user's code."""
+    # Celery 5.7 points to the first line outside Celery, which is the bridge's.
+    warn = warn_duplicate_task_name(app, None)
+    if warn is None:
+        return
+
+    def warn_there(*args: Any) -> None:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            warn(*args)
+        for warning in caught:
+            warnings.warn(warning.message, stacklevel=_level())
+
+    warn_duplicate_task_name.set(app, warn_there)
+
+
+def _level() -> int:
+    """Return the stack level of the first line of the user's code, as the caller's `stacklevel`."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
+        frame, level = frame.f_back, level + 1
+    return level

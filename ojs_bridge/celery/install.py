@@ -15,30 +15,50 @@ from celery.local import Proxy
 from celery.result import AsyncResult
 
 from ..bridge import Bridge
-from ..config.policies import PoliciesOrFile
+from ..config.policies import MISNAMED, PoliciesOrFile, misnamed
 from ..config.settings import InFlight, begins_afresh, the_policies
 from ..engine.canary import Canary, Percentages
 from ..engine.layers import RetryOn, RetryOnLike, is_exception
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, InvalidRetryPolicy
+from ..messages import RETRY_OPTION
 from ..rules.failures import ErrorMap, Mapped
-from ..rules.policy import PartialPolicy, check_partial
+from ..rules.policy import PartialPolicy, RetryPolicy, check_errors, check_partial
 from . import compat
 from .attach import (
+    ADOPT,
     AFRESH,
     AUTORETRYING,
+    BRIDGE,
+    DECLARED,
     POLICIES,
     attach,
     automatic,
-    is_bridged,
+    check_signatures,
+    check_task,
+    check_whole,
+    header_for,
     native_of,
     policies_of,
     prepare,
-    sent_on_commit,
+    refuse_misnamed,
 )
 from .receiving import CANARY, Outside, outside_of
-from .task import Bridged, CheckedSignature, OJSTask, ReplacedMethods, autoretrying_outside, refuse_native
+from .task import (
+    Bridged,
+    CheckedSignature,
+    OJSTask,
+    ReplacedMethods,
+    autoretrying_outside,
+    refuse_native,
+)
 
 logger = logging.getLogger("ojs_bridge")
+
+#: The method of Django's task class that sends a job after a commit: such a class needs one base more.
+_ON_COMMIT = "apply_async_on_commit"
+#: The options of a task that are the bridge's.
+_OWN = (RETRY_OPTION, "ojs_retry_on", "ojs_errors")
+_MISNAMED = MISNAMED - {"retry"} | set(_OWN)
 
 
 def install(
@@ -60,12 +80,19 @@ def install(
     attempt 1. Returns the bridge. Raises InvalidRetryPolicy, and ConfigurationError for an app that already
     has another bridge, for what is not a percentage and for another `in_flight`.
     """
+    if bridge is not None and not isinstance(bridge, Bridge):
+        raise ConfigurationError(f"install: {bridge!r} is no Bridge; policies have the name policies=")
     named, partly, afresh = the_policies(policies), Canary(canary), begins_afresh(in_flight)
     bridge = attach(app, bridge or Bridge())
     setattr(app, POLICIES, named)
     setattr(app, CANARY, partly)
     setattr(app, AFRESH, afresh)
+    setattr(app, ADOPT, _adopt)
     _adopt_new_tasks(app)
+    for name, own in vars(app).get(DECLARED, {}).items():
+        check_whole(app, name, own)
+    for name in list(compat.tasks(app)):
+        check_task(app, name)
     return bridge
 
 
@@ -99,7 +126,9 @@ def _adopt_new_tasks(app: Celery) -> None:
 
 def _adopt(task: Task, app: Celery) -> None:
     """Put a registered task under the bridge if a policy names it; its own class stays its base."""
-    if is_bridged(task) or task.name.startswith("celery.") or policies_of(app).of(task.name) is None:
+    if getattr(task, "ojs_bridged", False) or task.name.startswith("celery."):
+        return
+    if policies_of(app).of(task.name) is None and getattr(task, RETRY_OPTION, None) is None:
         return
     if why := unreadable(task):
         logger.warning("task %s stays native: %s", task.name, why)
@@ -173,8 +202,10 @@ def _take_over(task: Task, outside: Outside | None) -> None:
         "ojs_native": property(native_of),
         "ojs_outside": outside,
         "ojs_taken_from": native,
+        # The class of a task has its options; the bridge's own class would hide them.
+        **{name: getattr(native, name) for name in _OWN if hasattr(native, name)},
     }
-    ours = (*sent_on_commit(native), Bridged)
+    ours = (*((SentOnCommit,) if hasattr(native, _ON_COMMIT) else ()), Bridged)
     try:
         task.__class__ = type(native.__name__, (*ours, native, ReplacedMethods), attributes)
     except TypeError:
@@ -192,6 +223,21 @@ class _BridgeFirst(type):
         own, *others = super().mro()
         ours = cls.__bases__[1:-1] if Bridged in cls.__bases__ else ()
         return [own, *ours, *(base for base in others if base not in ours)]
+
+
+class SentOnCommit:
+    """Refuses an invalid policy where the job is sent: after the commit it is too late."""
+
+    def apply_async_on_commit(self: Any, *args: Any, **options: Any) -> None:
+        """Send the job after the commit, as Celery's own does; raises InvalidRetryPolicy at once."""
+        refuse_misnamed(self.name, options)
+        check_task(self.app, self.name)
+        if options.get(RETRY_OPTION) is not None:
+            header_for(self.app, self.name, options[RETRY_OPTION])
+        for later in ("link", "link_error"):
+            if options.get(later):
+                check_signatures(self.app, options[later])
+        super().apply_async_on_commit(*args, **options)  # type: ignore[misc]
 
 
 if TYPE_CHECKING:
@@ -280,7 +326,10 @@ def ojs_task(
     """
     if app is not None and not isinstance(app, Celery):
         return ojs_task(retry=retry, retry_on=retry_on, errors=errors, base=base, **options)(app)
+    if not _MISNAMED.isdisjoint(options):
+        _refuse_misnamed(options)
     check_partial(retry)
+    check_errors(retry)
     ErrorMap(errors)
     if retry_on is not None:
         RetryOn(retry_on)
@@ -294,9 +343,27 @@ def ojs_task(
         if app is None:
             return _shared(fun, base, settings)
         prepare(app)
+        full_name = options.get("name") or app.gen_task_name(fun.__name__, fun.__module__)
+        policies, bridge = vars(app).get(POLICIES), vars(app).get(BRIDGE)
+        if policies and policies.is_named:
+            check_whole(app, full_name, retry)
+        elif bridge:
+            try:
+                RetryPolicy.merge(bridge.settings.retry, retry)
+            except InvalidRetryPolicy as error:
+                raise error.under(f"task {full_name}") from None
+        vars(app).setdefault(DECLARED, {})[full_name] = retry
         return app.task(base=_with_bridge(base or app.Task), **settings)(fun)
 
     return decorate
+
+
+def _refuse_misnamed(options: Mapping[str, Any]) -> None:
+    lines = misnamed(options, "retry", ours=True)
+    for option in sorted(options.keys() & {*_OWN[1:]}):
+        lines.append(f"{option}: has the name {option.removeprefix('ojs_')} here")
+    if lines:
+        raise ConfigurationError(f"@ojs_task: {'; '.join(lines)}")
 
 
 def _shared(fun: Callable[..., Any], base: type[Task] | None, options: dict[str, Any]) -> Any:
@@ -323,5 +390,5 @@ def _with_bridge(base: type[Task]) -> type[Task]:
         return base
     # Celery's own class overrides nothing.
     last = () if base is Task else (ReplacedMethods,)
-    bases = (*sent_on_commit(base), OJSTask, base, *last)
+    bases = (*((SentOnCommit,) if hasattr(base, _ON_COMMIT) else ()), OJSTask, base, *last)
     return type(base.__name__, bases, {"abstract": True, "__module__": base.__module__})

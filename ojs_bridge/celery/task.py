@@ -16,13 +16,22 @@ from celery.exceptions import Retry, TaskPredicate
 from celery.local import Proxy
 from kombu.utils.imports import symbol_by_name
 
+from ..config.policies import MISNAMED, misnamed
 from ..engine.layers import Layers, RetryOnLike
 from ..errors import ConfigurationError
 from ..messages import HEADER, RETRY_OPTION
 from ..rules.failures import Mapped
 from ..rules.policy import PartialPolicy
 from . import compat
-from .attach import AUTORETRYING, NATIVE, RUNNING, check_signatures, header_for, prepare
+from .attach import (
+    AUTORETRYING,
+    NATIVE,
+    RUNNING,
+    check_signatures,
+    header_for,
+    prepare,
+    refuse_misnamed,
+)
 from .holding import Hold
 from .receiving import Handler, Outside, keeping
 from .run import TaskRun
@@ -179,6 +188,7 @@ class Bridged:
             # Celery would run each eager retry within the run that asked for it.
             return EagerRetry(args, kwargs, options)
         partial = options.pop(RETRY_OPTION, None)
+        refuse_misnamed(self.name, options)
         if partial is not None:
             header = header_for(self.app, self.name, partial)
             options["headers"] = {**(options.get("headers") or {}), HEADER: header}
@@ -276,6 +286,8 @@ def refuse_native(name: str, cls: type[Task], given: Mapping[str, Any] | None = 
         if base not in (Bridged, ReplacedMethods, OJSTask, object) and base.__module__ != NATIVE:
             options.update(vars(base))
     options.update(given or {})
+    if not MISNAMED.isdisjoint(options) and (lines := misnamed(options, RETRY_OPTION)):
+        raise ConfigurationError(f"task {name}: {'; '.join(lines)}")
     for option, needed in _REQUEUEING.items():
         if options.get(option, needed) not in (needed, None):
             raise ConfigurationError(

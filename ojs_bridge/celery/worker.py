@@ -21,7 +21,7 @@ from ..bridge import Bridge
 from ..config.settings import fetches_reliably
 from ..errors import ConfigurationError
 from . import compat
-from .attach import attach, is_bridged, policies_of, task_policy
+from .attach import attach, check_task, is_bridged, policies_of, task_policy
 from .install import leave_native, unreadable
 from .receiving import check_canary
 from .sending import visibility_timeout
@@ -81,6 +81,7 @@ def check_app(app: Celery, *, is_program: bool = False) -> None:
         if hasattr(task, "ojs_taken_from") and (why := unreadable(task)):
             logger.warning("task %s stays native: %s", task.name, why)
             leave_native(task)
+        check_task(app, task.name)
         task_policy(app, task).layers.retries.resolve()
     check_canary(app)
     bridge = attach(app)

@@ -33,6 +33,34 @@ _MANY_PARTS = re.compile(
 _TABLES = {"default", "policies"}
 
 
+#: The fields of a policy, and names under which a reader would look for one.
+FIELDS = frozenset(RetryPolicy.model_fields)
+_NAMES = ("retry", "policy", "policies", "retry_policy", "ojs_policy", "ojs_retry_policy")
+#: What an adapter's `ojs_retry` may be called by mistake.
+MISNAMED = FIELDS.union(_NAMES)
+
+
+def is_policy(value: object) -> bool:
+    """Return whether a value looks like a policy: it has at least one field."""
+    return isinstance(value, RetryPolicy) or (isinstance(value, Mapping) and not FIELDS.isdisjoint(value))
+
+
+def misnamed(given: Mapping[str, Any], right: str, *, ours: bool = False) -> list[str]:
+    """Return a line for each part of a policy that stands under another name than the `right` one.
+
+    Frameworks and users have options of such names, too: only what looks like a policy is one, unless the
+    names are `ours` alone.
+    """
+    lines = []
+    for name in sorted(({*MISNAMED, "ojs_retry"} & given.keys()) - {right}):
+        value = given[name]
+        if name in FIELDS:
+            lines.append(f"{name}: is a field of a policy: {right}={{{name!r}: {value!r}}}")
+        elif is_policy(value) or (ours and value is not None):
+            lines.append(f"{name}: a policy has the name {right} here: {right}={value!r}")
+    return lines
+
+
 class EntryFields(PolicyFields, total=False):
     """The fields of an entry of `policies`, for a type checker."""
 
@@ -97,6 +125,8 @@ class Policies:
         self._place = place
         self._default = [] if default is None else [_checked(default, f"{place}default")]
         self._policies = None if policies is None else dict(self._entries_of(policies))
+        #: Whether there is any entry.
+        self.is_named = bool(self._default or self._policies)
 
     def of(self, name: str) -> Installed | None:
         """Return all that the policies say of a name; None if the name stays with its framework."""

@@ -22,7 +22,7 @@ from ..rules.failures import ErrorMap, Mapped
 from ..rules.job import HEADER_BUDGET, MAX_HEADER, MIN_HEADER_BUDGET, MIN_HISTORY
 from ..rules.policy import LARGEST, AnyPartial, RetryPolicy
 from ..store import PATIENCE_SECONDS, Store, open_store, without_password
-from .policies import Policies, PoliciesOrFile, load, read_toml
+from .policies import MISNAMED, Policies, PoliciesOrFile, load, read_toml
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -256,6 +256,8 @@ def _in_environment() -> Mapping[str, Given]:
         if not variable.startswith(_PREFIX) or not text:
             continue
         name = variable.removeprefix(_PREFIX)
+        if name.lower() in MISNAMED - SETTINGS.keys():
+            raise ConfigurationError(f"{variable}: a policy has the name {_PREFIX}RETRY, in JSON")
         if name.isupper() and name.lower() in SETTINGS:
             settings[name.lower()] = Given(variable, text, SETTINGS[name.lower()].read)
         elif name not in _OTHERS:
@@ -316,7 +318,10 @@ def _table(table: object, place: str) -> dict[str, Given]:
         raise ConfigurationError(f"{place}: {shown} must be a table of settings")
     for key in table:
         if key not in SETTINGS:
-            raise ConfigurationError(f"{place}: {key}: is not a setting; there are {', '.join(SETTINGS)}")
+            hint = f"; a policy has the name retry: {{{key} = ...}}" if key in MISNAMED else ""
+            raise ConfigurationError(
+                f"{place}: {key}: is not a setting; there are {', '.join(SETTINGS)}{hint}"
+            )
     return {key: Given(f"{place}: {key}", value) for key, value in table.items() if value is not None}
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import Decimal
@@ -12,11 +13,12 @@ from numbers import Real
 from typing import Any
 
 from dramatiq import Actor, Message
+from dramatiq.middleware import Retries
 from dramatiq.middleware.middleware import MiddlewareError
 from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF, DEFAULT_MIN_BACKOFF
 
 from ..bridge import Bridge
-from ..config.policies import Installed, PoliciesOrFile
+from ..config.policies import MISNAMED, Installed, PoliciesOrFile, misnamed
 from ..config.settings import InFlight, begins_afresh, the_policies
 from ..engine.canary import Canary, Percentages
 from ..engine.layers import INTERVALS, WAITS, Layers, NativeJitter, RetryOn, TaskPolicy, in_ojs
@@ -96,6 +98,10 @@ class Actors:
         """Resolve an actor's policy; raises InvalidRetryPolicy and ConfigurationError."""
         name, options = actor.actor_name, actor.options
         own, said = options.get(RETRY_OPTION), options.get(RETRY_ON_OPTION)
+        if not MISNAMED.isdisjoint(options) and (lines := self._misnamed(actor, options, ours=True)):
+            raise InvalidOptions([f"actor {name}: {line}" for line in lines])
+        make = functools.partial(self._new_message, actor, actor.message_with_options)
+        actor.message_with_options = make  # type: ignore[method-assign]
         is_own = own is not None or said is not None
         if not (is_own or self._canary.covers_all(name)):
             self._partly.add(name)
@@ -121,6 +127,24 @@ class Actors:
                 "actor %s: %s is not read, as before, because its broker has no Retries",
                 *(name, ", ".join(unread)),
             )
+
+    def _new_message(
+        self, actor: Actor[..., Any], make: Callable[..., Message[Any]], **options: Any
+    ) -> Message[Any]:
+        """Make a message of an actor; a policy of its own is checked here, before a group sends the first."""
+        if not MISNAMED.isdisjoint(options) and (lines := self._misnamed(actor, options, ours=False)):
+            raise InvalidOptions([f"a message of {actor.actor_name}: {line}" for line in lines])
+        message = make(**options)
+        if options.get(RETRY_OPTION) is not None:
+            self.header_of(message, options[RETRY_OPTION])
+        return message
+
+    def _misnamed(self, actor: Actor[..., Any], options: Mapping[str, Any], *, ours: bool) -> list[str]:
+        """Return the lines of `misnamed`, without the options that another middleware knows."""
+        others = [m.actor_options for m in actor.broker.middleware if not isinstance(m, Retries)]
+        known = set[str]().union(*others)
+        unknown = {name: value for name, value in options.items() if name not in known}
+        return misnamed(unknown, RETRY_OPTION, ours=ours)
 
     def _resolved(self, name: str, options: Mapping[str, Any], installed: Installed) -> TaskPolicy:
         own, said = options.get(RETRY_OPTION), options.get(RETRY_ON_OPTION)

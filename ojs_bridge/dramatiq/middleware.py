@@ -13,7 +13,7 @@ from dramatiq.common import q_name
 from dramatiq.middleware import GroupCallbacks, Middleware, Retries
 
 from ..bridge import Bridge
-from ..config.policies import PoliciesOrFile
+from ..config.policies import MISNAMED, PoliciesOrFile
 from ..config.settings import InFlight
 from ..engine.canary import Percentages
 from ..engine.presence import Presence
@@ -75,6 +75,8 @@ class OJSRetries(Retries):
         in_flight: InFlight = "counted",
     ) -> None:
         super().__init__()
+        if bridge is not None and not isinstance(bridge, Bridge):
+            raise ConfigurationError(f"OJSRetries: {bridge!r} is no Bridge; policies have the name policies=")
         self.bridge = bridge or Bridge()
         #: The actors and their policies, for the plan.
         self.actors = Actors(self.bridge, policies, canary, in_flight)
@@ -88,8 +90,8 @@ class OJSRetries(Retries):
 
     @property
     def actor_options(self) -> set[str]:
-        """The options that actors may set."""
-        return {*super().actor_options, RETRY_OPTION, RETRY_ON_OPTION, ERRORS_OPTION}
+        """The options that actors may set, and those that are refused with the name of the right one."""
+        return {*super().actor_options, RETRY_OPTION, RETRY_ON_OPTION, ERRORS_OPTION, *MISNAMED}
 
     def before_declare_actor(self, broker: Broker, actor: Actor[..., Any]) -> None:
         """Resolve the policy of an actor; an invalid one is an error where the actor is declared."""

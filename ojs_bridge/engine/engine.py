@@ -167,6 +167,7 @@ class Engine:
         """
         try:
             wire = task.of_job(retry).policy.to_ojs(only=retry)
+            check_errors(retry)
             return encode(job._replace(retry=wire, created_at=self.now()), budget=self.context.budget)
         except (NotExpressible, InvalidState) as error:
             raise InvalidRetryPolicy([str(error)]) from None

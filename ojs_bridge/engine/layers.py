@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
@@ -11,6 +12,7 @@ from typing import Any, TypeAlias
 
 from ..errors import ConfigurationError
 from ..rules.backoff import CustomJitter, Rng
+from ..rules.duration import read_duration
 from ..rules.failures import ErrorMap, Response
 from ..rules.policy import AnyPartial, RetryPolicy, fields_of
 
@@ -142,6 +144,8 @@ def with_ojs_jitter(policy: RetryPolicy) -> RetryPolicy:
 class Layers:
     """The partial policies of a job in their order: a later one wins field by field.
 
+    Between `initial_interval` and `max_interval`, a native option gives way to an owner's field.
+
     `framework` is what the framework does without any option, and `options` and `message` are the native
     options of the task and of its message. An owner says the others: `app`, `install`, `task` and `job`.
     `retry_on` says which failures are retried; None is Celery's way: those that the code asks for, until an
@@ -167,7 +171,10 @@ class Layers:
         if not WAITS.isdisjoint(self._numbers):
             # Only native options have a framework's own jitter.
             options, message = options and in_ojs(options), message and in_ojs(message)
-        return RetryPolicy.merge(framework, self.app, options, message, *self.install, self.task, self.job)
+        owners, native = (*self.install, self.task, self.job), {**(options or {}), **(message or {})}
+        if not INTERVALS.isdisjoint(native) and not INTERVALS.isdisjoint(self._numbers):
+            native = _giving_way(native, owners)
+        return RetryPolicy.merge(framework, self.app, native, *owners)
 
     def owner(self, name: str) -> str | None:
         """Return the owner that has set a field: job, task, install or app; None if none has."""
@@ -216,6 +223,27 @@ class Layers:
         """
         job, *others = self._said.values()
         return (job - {ATTEMPTS}).union(*others) & NUMBERS
+
+
+def _giving_way(native: dict[str, Any], owners: Iterable[AnyPartial | None]) -> dict[str, Any]:
+    """Return native options beneath those of owners: an interval that contradicts an owner's gives way.
+
+    The shortest wait is no longer than an owner's longest wait, and the longest no shorter than an owner's
+    shortest.
+    """
+    said: dict[str, Any] = {}
+    for owner in owners:
+        said.update(fields_of(owner))
+    with suppress(TypeError, ValueError):  # the validation names what is no duration
+        if "max_interval" in said and "initial_interval" in native:
+            native["initial_interval"] = min(
+                map(read_duration, (native["initial_interval"], said["max_interval"]))
+            )
+        if "initial_interval" in said and "max_interval" in native:
+            native["max_interval"] = max(
+                map(read_duration, (native["max_interval"], said["initial_interval"]))
+            )
+    return native
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,8 @@ def test_an_invalid_table(unconfigured: Path, text: str, message: str) -> None:
 
 
 INVALID_VARIABLES = [
+    ("MAX_ATTEMPTS", "5", "OJS_BRIDGE_MAX_ATTEMPTS: a policy has the name OJS_BRIDGE_RETRY, in JSON"),
+    ("RETRY_POLICY", "{}", "OJS_BRIDGE_RETRY_POLICY: a policy has the name OJS_BRIDGE_RETRY, in JSON"),
     ("HISTORY", "ten", "OJS_BRIDGE_HISTORY: 'ten' must be an integer"),
     ("HISTORY", "9", "OJS_BRIDGE_HISTORY: 9 must be at least 10 (spec section 10.1)"),
     ("FAIL_OPEN", "yes", "OJS_BRIDGE_FAIL_OPEN: 'yes' must be true, false, 1 or 0"),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery, Task, shared_task
+from celery import Celery, Task, beat, chain, group, shared_task
 from celery.worker.request import Request
 
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy, RetryPolicy
@@ -274,3 +275,161 @@ def test_the_store_may_come_from_the_environment(
     check_app(app)
     assert attach(app).store is not None
     assert "no store" not in caplog.text
+
+
+#: Longer than the spec's default cap, and so invalid unless a layer beneath has a longer cap.
+LONG = {"initial_interval": "PT10M"}
+PATTERN = {"non_retryable_errors": ["*.timeout"]}
+
+
+def sent(app: Celery) -> int:
+    """Return the number of messages in the app's queue."""
+    with app.connection_for_read() as connection:
+        return int(connection.default_channel.queue_declare("celery").message_count)
+
+
+#: The ways to send a job of the task `charge`.
+SENDINGS: dict[str, Callable[[Celery], Any]] = {
+    "delay": lambda app: app.tasks["charge"].delay(),
+    "apply_async": lambda app: app.tasks["charge"].apply_async(),
+    "by name": lambda app: app.send_task("charge"),
+    "a signature": lambda app: app.tasks["charge"].s().apply_async(),
+    "a signature by name": lambda app: app.signature("charge").apply_async(),
+    "a group": lambda app: group(app.tasks["fine"].s(), app.tasks["charge"].s()).apply_async(),
+    "a chain": lambda app: chain(app.tasks["fine"].si(), app.tasks["charge"].si()).apply_async(),
+    "a chain by name": lambda app: chain(app.tasks["fine"].si(), app.signature("charge")).apply_async(),
+    "a link": lambda app: app.tasks["fine"].apply_async(link=app.signature("charge")),
+    "beat": lambda app: beat.Scheduler(app).apply_async(beat.ScheduleEntry("e", "charge", 1, app=app)),
+}
+
+
+def with_tasks(app: Celery, retry: Any) -> Celery:
+    for name, own in (("charge", retry), ("fine", None)):
+        ojs_task(app, name=name, retry=own, shared=False)(nothing)
+    return app
+
+
+@pytest.mark.requirement("RET-16")
+@pytest.mark.parametrize("way", SENDINGS)
+def test_an_invalid_policy_is_refused_before_its_job_is_sent(app: Celery, way: str) -> None:
+    """Even without a bridge: there the default policy of the settings counts, and the error says so."""
+    with_tasks(app, LONG)
+    with pytest.raises(
+        (InvalidRetryPolicy, beat.SchedulingError), match="task charge: max_interval: PT5M"
+    ) as e:
+        SENDINGS[way](app)
+    assert "no bridge is installed here" in str(e.value)
+    assert sent(app) == 0
+
+
+@pytest.mark.parametrize("way", SENDINGS)
+def test_a_policy_that_a_default_makes_valid_is_sent(app: Celery, way: str) -> None:
+    install(app, Bridge(retry={"max_interval": "PT1H"}))
+    with_tasks(app, LONG)
+    SENDINGS[way](app)
+    assert sent(app) >= 1
+
+
+@pytest.mark.requirement("RET-16")
+def test_a_policy_is_checked_whole_as_soon_as_what_it_lies_over_is_known(app: Celery) -> None:
+    with pytest.raises(InvalidRetryPolicy, match="non_retryable_errors"):
+        ojs_task(app, retry=PATTERN)
+    with_tasks(app, LONG)
+    with pytest.raises(InvalidRetryPolicy, match="task charge: max_interval: PT5M, the default"):
+        install(app, Bridge())
+    installed = Celery("installed", broker="memory://", set_as_current=False)
+    install(installed, Bridge(), policies={"long.*": {"max_interval": "PT1H"}})
+    ojs_task(installed, name="long.charge", retry=LONG, shared=False)(nothing)
+    with pytest.raises(InvalidRetryPolicy, match="task charge: max_interval: PT5M, the default"):
+        ojs_task(installed, name="charge", retry=LONG, shared=False)(nothing)
+
+
+@pytest.mark.requirement("RET-16")
+def test_an_invalid_policy_of_install_is_refused_there_or_before_a_job_is_sent(app: Celery) -> None:
+    early = Celery("early", broker="memory://", set_as_current=False)
+    early.task(name="charge", shared=False)(nothing)
+    early.finalize()
+    with pytest.raises(InvalidRetryPolicy, match="max_interval: PT5M, the default"):
+        install(early, Bridge(), policies={"*": LONG})
+    install(app, Bridge(), policies={"*": LONG})
+    task = app.task(name="charge", shared=False)(nothing)
+    with pytest.raises(InvalidRetryPolicy, match="task charge: max_interval: PT5M, the default"):
+        task.delay()
+    assert sent(app) == 0
+
+
+def test_between_intervals_a_native_option_gives_way_to_a_policy(app: Celery) -> None:
+    install(app, Bridge(), policies={"c*": {"max_interval": "PT1S"}, "l*": LONG})
+    for name in ("charge", "later"):
+        app.task(name=name, shared=False, default_retry_delay=180)(nothing)
+    found = [task_policy(app, app.tasks[name]).policy for name in ("charge", "later")]
+    waits = [(p.initial_interval.total_seconds(), p.max_interval.total_seconds()) for p in found]
+    assert waits == [(1, 1), (600, 600)]
+
+
+#: Options of a job that are a policy under a wrong name, and the right one.
+MISNAMED: list[tuple[dict[str, Any], str]] = [
+    ({"retry": {"max_attempts": 5}}, "ojs_retry={'max_attempts': 5}"),
+    ({"retry_policy": {"max_attempts": 5}}, "ojs_retry={'max_attempts': 5}"),
+    ({"policy": RetryPolicy(max_attempts=5)}, "ojs_retry="),
+    *(({name: 5}, f"ojs_retry={{'{name}': 5}}") for name in sorted(RetryPolicy.model_fields)),
+]
+
+
+@pytest.mark.parametrize(("options", "right"), MISNAMED, ids=str)
+def test_a_misnamed_policy_of_a_job_is_refused_by_name(app: Celery, options: Any, right: str) -> None:
+    install(app, Bridge())
+    task = app.task(name="charge", shared=False)(nothing)
+    for send in (
+        lambda: task.apply_async(**options),
+        lambda: task.s().set(**options),
+        lambda: task.signature(options=dict(options)),
+        lambda: app.send_task("charge", **options),
+        lambda: task.apply(**options),
+        lambda: task.apply_async(link=app.signature("charge", options=dict(options))),
+    ):
+        with pytest.raises(InvalidRetryPolicy, match=re.escape(f"charge: {next(iter(options))}: ")) as caught:
+            send()
+        assert right in str(caught.value)
+    assert sent(app) == 0
+
+
+@pytest.mark.parametrize("options", [{"retry": False}, {"retry_policy": {"max_retries": 1}}], ids=str)
+def test_celerys_own_options_for_publishing_are_celerys(app: Celery, options: Any) -> None:
+    install(app, Bridge())
+    task = app.task(name="charge", shared=False)(nothing)
+    task.apply_async(**options)
+    task.s().set(**options).apply_async()
+    assert sent(app) == 2
+
+
+@pytest.mark.parametrize("name", ["ojs_retry", "policy", "retry_policy", *sorted(RetryPolicy.model_fields)])
+def test_a_misnamed_policy_of_a_task_is_refused_by_name(app: Celery, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"@ojs_task: {name}: .* retry="):
+        ojs_task(app, **{name: {"max_attempts": 5}})
+    with pytest.raises(ConfigurationError, match="@ojs_task: ojs_retry_on: has the name retry_on here"):
+        ojs_task(app, ojs_retry_on="asked")
+
+
+def test_the_ojs_retry_of_a_plain_task_is_read_or_refused(app: Celery) -> None:
+    """`install` reads it, though `policies` may name other tasks; elsewhere nothing would read it."""
+    for late in (False, True):
+        installed = Celery(f"late-{late}", broker="memory://", set_as_current=False)
+        if not late:
+            install(installed, Bridge(), policies={"other": {}})
+        task = installed.task(name="charge", shared=False, ojs_retry={"max_attempts": 5})(nothing)
+        if late:
+            install(installed, Bridge(), policies={"other": {}})
+        task.delay()
+        assert task_policy(installed, installed.tasks["charge"]).policy.max_attempts == 5
+    ojs_task(app, name="beside", shared=False)(nothing)
+    native = app.task(name="charge", shared=False, ojs_retry={"max_attempts": 5})(nothing)
+    with pytest.raises(ConfigurationError, match="task charge: ojs_retry is not read without install"):
+        native.delay()
+    with pytest.raises(ConfigurationError, match="task charge: ojs_retry is not read without install"):
+        check_app(app)
+
+
+def test_what_is_no_bridge_is_refused(app: Celery) -> None:
+    with pytest.raises(ConfigurationError, match="is no Bridge; policies have the name policies="):
+        install(app, {"max_attempts": 5})  # type: ignore[arg-type]

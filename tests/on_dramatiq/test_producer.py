@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import dramatiq
 import pytest
 from dramatiq.brokers.stub import StubBroker
-from dramatiq.middleware import GroupCallbacks
+from dramatiq.middleware import GroupCallbacks, Middleware
 from dramatiq.rate_limits.backends import StubBackend
 
-from ojs_bridge import InvalidRetryPolicy
+from ojs_bridge import Bridge, InvalidRetryPolicy, RetryPolicy
 from ojs_bridge.dramatiq import install
 from tests.on_dramatiq.fleet import QUICK, Fleet, Sent, dead_messages, left_in
 from tests.servers import eventually
@@ -44,8 +44,10 @@ def test_an_invalid_policy_is_refused_and_nothing_is_sent(
 ) -> None:
     fleet = Fleet(broker, unique)
     actor = fleet.actor(fails)
-    message = actor.message_with_options(args=("key",), ojs_retry=policy)
+    message = unchecked(actor, "key", ojs_retry=policy)
     for _ in range(2):
+        with pytest.raises(InvalidRetryPolicy, match=named):
+            actor.message_with_options(args=("key",), ojs_retry=policy)
         with pytest.raises(InvalidRetryPolicy, match=named) as caught:
             broker.enqueue(message)
     assert caught.value.type == "validation.retry_policy_invalid"
@@ -59,7 +61,7 @@ def test_pipelines_and_groups_are_checked_when_they_are_enqueued(stubbed: Callab
     fleet = stubbed()
     fleet.broker.add_middleware(GroupCallbacks(StubBackend()))
     actor = fleet.actor(fails)
-    fine, bad = actor.message("a"), actor.message_with_options(args=("b",), ojs_retry={"max_attempts": -1})
+    fine, bad = actor.message("a"), unchecked(actor, "b", ojs_retry={"max_attempts": -1})
     group = dramatiq.group([fine], broker=fleet.broker)
     group.add_completion_callback(bad)
     sendings = [
@@ -101,11 +103,16 @@ def test_a_replayed_policy_is_the_job_s_own(fleet: Fleet) -> None:
     assert fleet.bridge.dead_letters.get(job.id).retry == policy
 
 
+def unchecked(actor: dramatiq.Actor[..., Any], *args: Any, **options: Any) -> dramatiq.Message[Any]:
+    """Make a message without its actor, which would check a policy."""
+    return dramatiq.Message(actor.queue_name, actor.actor_name, args, {}, options)
+
+
 def sent_natively(
     fleet: Fleet, actor: dramatiq.Actor[..., Any], *, delay: int | None = None, **options: Any
 ) -> Sent:
     """Send a message as a producer without the middleware does."""
-    message = actor.message_with_options(args=("key",), **options)
+    message = unchecked(actor, "key", **options)
     fleet.retries.before_enqueue, hook = lambda *a: None, fleet.retries.before_enqueue  # type: ignore[method-assign]
     try:
         fleet.broker.enqueue(message, delay=delay)
@@ -132,7 +139,7 @@ def test_a_delayed_message_that_no_producer_has_checked_ends_no_consumer(fleet: 
 
 
 def test_a_pipeline_of_a_producer_without_the_middleware_goes_on_whatever_it_asks(fleet: Fleet) -> None:
-    last = fleet.declare(lambda: None).message_with_options(ojs_retry={"max_attempts": -1}, pipe_ignore=True)
+    last = unchecked(fleet.declare(lambda: None), ojs_retry={"max_attempts": -1}, pipe_ignore=True)
     first = fleet.declare(lambda key: None)
     sent_natively(fleet, first, pipe_target=last.asdict())
     event = fleet.end(Sent(last.message_id))
@@ -166,3 +173,60 @@ def test_a_damaged_timestamp_harms_nothing(fleet: Fleet) -> None:
     )  # fmt: skip
     fleet.broker.enqueue(message)
     assert fleet.end(Sent(message.message_id)).type == "job.completed"
+
+
+def test_nothing_of_a_group_is_sent_when_a_member_has_an_invalid_policy(stub: StubBroker) -> None:
+    install(stub, Bridge())
+    actor = dramatiq.actor(lambda: None, broker=stub, actor_name="charge")
+    with pytest.raises(InvalidRetryPolicy, match="ojs_retry of charge: max_interval: PT5M, the default"):
+        dramatiq.group(
+            [actor.message(), actor.message_with_options(ojs_retry={"initial_interval": "PT10M"})],
+            broker=stub,
+        ).run()
+    assert stub.queues["default"].unfinished_tasks == 0
+
+
+MISNAMED: list[dict[str, Any]] = [
+    {"retry": {"max_attempts": 5}},
+    {"retry_policy": {"max_attempts": 5}},
+    {"policy": RetryPolicy(max_attempts=5)},
+    *({name: 5} for name in sorted(RetryPolicy.model_fields)),
+]
+
+
+@pytest.mark.parametrize("options", MISNAMED, ids=str)
+def test_a_misnamed_policy_is_refused_by_name(stub: StubBroker, options: dict[str, Any]) -> None:
+    install(stub, Bridge())
+    (name,) = options
+    with pytest.raises(InvalidRetryPolicy, match=f"actor charge: {name}: .*ojs_retry="):
+        dramatiq.actor(lambda: None, broker=stub, actor_name="charge", **options)
+    actor = dramatiq.actor(lambda: None, broker=stub, actor_name="charge")
+    for send in (actor.send_with_options, actor.message_with_options):
+        with pytest.raises(InvalidRetryPolicy, match=f"a message of charge: {name}: .*ojs_retry="):
+            send(**options)
+    assert stub.queues["default"].unfinished_tasks == 0
+
+
+def test_a_user_s_own_options_of_such_names_are_the_user_s(stub: StubBroker) -> None:
+    class Tagging(Middleware):
+        actor_options: ClassVar[set[str]] = {"policy", "max_attempts"}
+
+    stub.add_middleware(Tagging())
+    install(stub, Bridge())
+    actor = dramatiq.actor(lambda: None, broker=stub, actor_name="charge", policy="gold", max_attempts=3)
+    actor.send_with_options(policy={"max_attempts": 5}, max_attempts=4)
+    actor.send_with_options(retry=True)
+    assert stub.queues["default"].unfinished_tasks == 2
+
+
+def test_between_intervals_a_native_option_gives_way_to_a_policy(stub: StubBroker) -> None:
+    retries = install(
+        stub, Bridge(), policies={"c*": {"max_interval": "PT1S"}, "l*": {"initial_interval": "PT10M"}}
+    )
+    waits = []
+    for name in ("charge", "later"):
+        dramatiq.actor(lambda: None, broker=stub, actor_name=name, min_backoff=20_000, max_backoff=40_000)
+        task = retries.actors.tasks[name]
+        assert task is not None
+        waits.append((task.policy.initial_interval.total_seconds(), task.policy.max_interval.total_seconds()))
+    assert waits == [(1, 1), (600, 600)]
