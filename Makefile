@@ -21,7 +21,7 @@ MAKEFLAGS += --no-print-directory
 # The tests start hundreds of processes, each of which would compile all of it anew.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test next world lint types size bench recovery chaos wheels main floor docs docs-serve servers clean
+.PHONY: help demo quick test next world lint types size model bench recovery chaos wheels main floor docs docs-serve servers clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -74,6 +74,9 @@ next: .venv-next/.installed servers  ## run the adapters' tests at the newest pr
 
 world:  ## run the adapters' tests on today's RabbitMQ, PostgreSQL and Pythons, which it brings in; needs root
 	@scripts/world
+
+model:  ## visit every state of the model of one job, and find its broken twins
+	@$(PYTHON) -m models.job
 
 docs: .venv/.installed  ## build the site into site/
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
