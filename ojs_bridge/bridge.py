@@ -51,6 +51,8 @@ class Bridge:
         fail_open: whether jobs run without a reservation while the store cannot be reached; else they wait.
         settle_behind: whether a success is settled within 20 ms, and no job waits for it; else it is settled
             before its message is acknowledged. A store in the memory of this process settles at once.
+        out_of_reach: for how long a worker whose connection has ended may be out of reach of the store before
+            its attempts are lost; four seconds at the least. Meanwhile a killed worker's jobs wait.
         retention: how long dead letters are kept, and how many: without it for 180 days, and 10,000.
         redact: names of arguments that are not shown, or a callable. The callable gets an argument's name and
             value, and returns the value to show.
@@ -77,6 +79,7 @@ class Bridge:
         park_after: str | timedelta | None = None,
         fail_open: bool | None = None,
         settle_behind: bool | None = None,
+        out_of_reach: str | timedelta | None = None,
         retention: Retention | None = None,
         redact: Redaction | None = None,
         replay_rules: Sequence[ReplayRule] = (),
@@ -95,6 +98,7 @@ class Bridge:
             park_after=park_after,
             fail_open=fail_open,
             settle_behind=settle_behind,
+            out_of_reach=out_of_reach,
             retention=retention,
         )
         self._polling = polling_retry
@@ -133,6 +137,7 @@ class Bridge:
             park_after=settings.park_after,
             fail_open=settings.fail_open,
             settle_behind=settings.settle_behind,
+            out_of_reach=settings.out_of_reach,
         )
         self._rules = rules
         self._scheduler_type = scheduler

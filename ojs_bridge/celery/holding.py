@@ -46,13 +46,17 @@ _HOLDING = "_ojs_holding"
 
 
 class Unsettled(NamedTuple):
-    """A decision that could not be carried out; `process` is the number of the process that made it."""
+    """A decision that could not be carried out; `process` is the number of the process that made it.
+
+    A success has a `result`.
+    """
 
     process: int
     decision: Decision
     shown: Exception
     arguments: Arguments | None = None
     options: Mapping[str, Any] = {}
+    result: Any = None
 
 
 class Hold(Reject):  # type: ignore[misc]
@@ -88,7 +92,7 @@ def held(
 ) -> Exception:
     """Return the exception that has the worker hold a delivery without another place, if it still can."""
     if returnable:
-        return Hold(safe_repr(error), outcome=outcome)
+        return Hold(safe_repr(error), needs_store=isinstance(error, StoreError), outcome=outcome)
     why = safe_repr(error)
     logger.critical("job %s is lost, being acknowledged before it ran: %s", known(request), why)
     return shown_exception(error)

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from numbers import Real
@@ -156,6 +156,34 @@ def undisturbed() -> Iterator[None]:
         yield
     finally:
         signal.signal(_SOFT_TIMEOUT, before or signal.SIG_DFL)
+
+
+def run_within(
+    enter: Callable[[], AbstractContextManager[Any]],
+    run: Callable[[Callable[..., Any], Any, Any], Any],
+    body: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+) -> Any:
+    """Run the user's code within the instruments; an interrupt that strikes in one is the job's."""
+    try:
+        running = enter()
+        running.__enter__()
+    except BaseException as struck:  # noqa: BLE001 - it is raised again in the place of the user's code
+        error = struck
+
+        def raise_it() -> None:
+            raise error
+
+        return run(raise_it, (), {})
+
+    def leave(*error: Any) -> None:
+        with undisturbed():
+            running.__exit__(*error)
+
+    with ExitStack() as stack:
+        stack.push(leave)
+        return run(body, args, kwargs)
 
 
 def _is_aimed(exc: BaseException) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from copy import copy
 from datetime import datetime, timezone
 from functools import partial
@@ -18,6 +19,7 @@ from celery.worker.request import Request
 
 from ..engine.events import log_error
 from ..engine.storage_retry import at_once
+from ..errors import StoreError
 from ..messages import HEADER
 from ..rules.job import Job
 from ..store import Reservation
@@ -147,7 +149,7 @@ class OJSRequest(Request):  # type: ignore[misc]
 
     def _ojs_release(self) -> None:
         run = self._ojs_run()
-        with at_once():
+        with at_once(), suppress(StoreError):
             run.give_back(self.worker_pid)
 
     def _ojs_give_back(self) -> None:
@@ -171,6 +173,8 @@ class OJSRequest(Request):  # type: ignore[misc]
             # The worker's main process must not wait.
             with at_once():
                 signal = run.crashed(exc, process, self._ojs_began)
+        except StoreError as error:
+            signal = Hold(repr(error))
         except Exception as error:
             logger.exception("job %s: its crash cannot be judged", known(self))
             signal = Hold(repr(error))

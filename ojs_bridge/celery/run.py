@@ -9,7 +9,6 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -42,6 +41,7 @@ from .outcomes import (
     is_the_tasks_own,
     reopen_chord,
     retried,
+    run_within,
     shown_exception,
     task_outcome,
     undisturbed,
@@ -86,7 +86,10 @@ class TaskRun:
         """Run the user's code and carry the decision out; raises the exception that tells Celery of it."""
         if self._unsettled is not None:
             with undisturbed():
-                raise self._safely(self._end, self._unsettled)
+                ended = self._safely(self._end, self._unsettled)
+            if ended is None:
+                return self._unsettled.result
+            raise ended
         # Without a store, listeners and a state there is nothing to read and nobody to tell: the job begins
         # only if it fails.
         if not (self.engine.is_silent and HEADER not in self._headers):
@@ -98,24 +101,9 @@ class TaskRun:
                 with undisturbed():
                     raise self._safely(self._out_of_time, struck) from None
         if self.engine.instruments.all and self._begun is not None:
-            return self._run_within(self._begun, body, args, kwargs)
+            enter = functools.partial(self.engine.instruments.running, FRAMEWORK, self._begun, self._headers)
+            return run_within(enter, self._run, body, args, kwargs)
         return self._run(body, args, kwargs)
-
-    def _run_within(self, begun: Run, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run the user's code within the instruments; an interrupt that strikes in one is the job's."""
-        try:
-            within = self.engine.instruments.running(FRAMEWORK, begun, self._headers)
-            within.__enter__()
-        except BaseException as exc:  # noqa: BLE001 - it is raised again in the place of the user's code
-            return self._run(_raise, (exc,), {})
-
-        def leave(*error: Any) -> None:
-            with undisturbed():
-                within.__exit__(*error)
-
-        with ExitStack() as stack:
-            stack.push(leave)
-            return self._run(body, args, kwargs)
 
     def _run(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         try:
@@ -132,7 +120,7 @@ class TaskRun:
             raised = BaseException.with_traceback(exc, (found := traceback_of(exc)) and found.tb_next)
         else:
             if self._wish is None or self._wish.refused:
-                self._succeed()
+                self._succeed(result)
                 return result
             raised = self._wish.signal
         if not is_the_tasks_own(raised, self._task, self._request):
@@ -185,10 +173,17 @@ class TaskRun:
             case Drop():
                 return ignored(begun.reason)
 
-    def _end(self, unsettled: Unsettled) -> Exception:
-        """Carry out the decision on a run that has ended before."""
-        begun = self._resume(unsettled.process)
+    def _end(self, unsettled: Unsettled) -> Exception | None:
+        """Carry out the decision on a run that has ended before; None for a success that counts."""
+        try:
+            begun = self._resume(unsettled.process)
+        except StoreError as error:
+            return Hold(repr(error), outcome=unsettled)
         match begun:
+            case Run() if isinstance(unsettled.decision, Complete):
+                self._begun = begun
+                self._succeed(unsettled.result)
+                return None
             case Run():
                 self._asked = Asked(unsettled.arguments, unsettled.options)
                 return self._conclude(begun, unsettled.decision, unsettled.shown)
@@ -201,8 +196,8 @@ class TaskRun:
     def crashed(self, crash: Exception, process: int | None, began: datetime | None) -> Exception:
         """Judge a job whose process was killed, or died, and return the exception that tells Celery of it.
 
-        `process` is the number of the process; None if the child died at once. It `began` the job at about
-        this time. If the broker still has the message, the attempt is lost, whatever `retry_on` says.
+        `process` is its number; None if the child died at once. It `began` the job at about this time. If the
+        broker still has the message, the attempt is lost, whatever `retry_on` says. Raises StoreError.
         """
         begun = self._resume(process)
         if not isinstance(begun, Run):
@@ -214,7 +209,7 @@ class TaskRun:
         return self._conclude(begun, decision, crash)
 
     def give_back(self, process: int | None) -> None:
-        """Release the reservation of a run whose process ended with its worker: its attempt is not used."""
+        """Release the reservation of a run whose process ended with its worker; raises StoreError."""
         begun = self._resume(process)
         if isinstance(begun, Run):
             self.engine.settling.release(begun)
@@ -239,7 +234,7 @@ class TaskRun:
             return held(self._request, worse, returnable=self.can_wait)
 
     def _resume(self, process: int | None) -> Run | Drop | Postpone | Refuse:
-        """Return the run that another process of this machine began and did not end."""
+        """Return the run that another process of this machine began and did not end; raises StoreError."""
         job, bare = self._read()
         return self.engine.resume(
             job, bare, task_policy(self._task.app, self._task), publication=self._publication, process=process
@@ -252,7 +247,7 @@ class TaskRun:
         decision = begun.decision if isinstance(begun, Refuse) else self.engine.judge(begun, struck)
         return self._conclude(begun, decision, struck)
 
-    def _safely(self, end: Callable[[Any], Exception], what: Any) -> Exception:
+    def _safely(self, end: Callable[[Any], Exception | None], what: Any) -> Any:
         """End a delivery that is not run; if that fails, keep its job as one that could not be begun."""
         try:
             return end(what)
@@ -281,7 +276,7 @@ class TaskRun:
         """The job of this run; None before it has begun."""
         return self._begun and self._begun.job
 
-    def _succeed(self) -> None:
+    def _succeed(self, result: Any) -> None:
         """End the run; a reserved run ends after Celery has stored its result and sent what follows."""
         begun = self._begun
         if begun is None:
@@ -293,10 +288,23 @@ class TaskRun:
             settle()
             return
         try:
-            self.engine.settling.check(begun)
+            try:
+                self.engine.settling.check(begun, can_wait=self.can_wait)
+            except StoreError:
+                with undisturbed():
+                    self.engine.settling.check(begun, can_wait=self.can_wait, waits=True)
         except TakenOver as late:
             raise dropped(begun.job, late, returnable=self.can_wait) from None
+        except StoreError as error:
+            unsettled = Unsettled(os.getpid(), Complete(), self._shown, result=result)
+            raise self._held(begun, error, unsettled) from None
         self._request.ojs_ended = settle
+
+    def _held(self, begun: Run | Refuse, error: Exception, unsettled: Unsettled) -> Exception:
+        """Return what has the worker hold a delivery whose outcome has to wait."""
+        if isinstance(begun, Run):
+            self.engine.reservations.expire(begun)
+        return held(self._request, error, portable(unsettled), returnable=self.can_wait)
 
     def _fail(self, raised: BaseException) -> Exception:
         """Judge a failure and carry its decision out."""
@@ -333,25 +341,21 @@ class TaskRun:
     def _conclude(self, begun: Run | Refuse, decision: Decision, shown: Exception) -> Exception:
         """Carry a decision out, and return the exception that tells Celery of it.
 
-        A decision that has no place now waits in the worker; if the worker dies, the attempt is lost. A run
-        that was taken over is dropped.
+        A decision that has no place now waits in the worker. A run that was taken over is dropped.
         """
         self._shown = self._signal = shown
         cause: Exception | None = shown
         if self._wish is not None and self._wish.exc is None and shown is self._wish.error:
             cause = None if self._wish.cause is None else shown_exception(self._wish.cause)
         try:
-            self.engine.settling.check(begun)
+            self.engine.settling.check(begun, can_wait=self.can_wait, waits=True)
             self.engine.carrying.carry(begun, decision, self)
         except TakenOver as late:
             return dropped(begun.job, late, returnable=self.can_wait)
-        except NotCarried as left:
-            if isinstance(begun, Run):
-                self.engine.reservations.expire(begun)
-            is_end = isinstance(left.decision, (Discarded, DeadLettered))
-            seen = shown if cause is None or is_end else cause
-            outcome = portable(Unsettled(os.getpid(), left.decision, seen, *self._asked))
-            return held(self._request, left.error, outcome, returnable=self.can_wait)
+        except (NotCarried, StoreError) as left:
+            decision, error = getattr(left, "decision", decision), getattr(left, "error", left)
+            seen = shown if cause is None or isinstance(decision, (Discarded, DeadLettered)) else cause
+            return self._held(begun, error, Unsettled(os.getpid(), decision, seen, *self._asked))
         if self._goes_on is not None and isinstance(begun, Run):
             return retried(self._task, self._request, begun, self._goes_on.delay, cause, shown, self._again)
         return self._signal
@@ -443,7 +447,3 @@ class TaskRun:
         # The whole message takes time to make, and only a job that goes on needs it.
         wire = self._wire if self._parts is None else None
         return wires.read(self._task, self._request, self._headers, wire)
-
-
-def _raise(error: BaseException) -> None:
-    raise error

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from ..engine import events
+from ..engine.heartbeat import SUSPICION
 from ..engine.layers import imported
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..operations.retention import Retention
@@ -50,6 +51,7 @@ class Settings:
     park_after: timedelta
     fail_open: bool
     settle_behind: bool
+    out_of_reach: timedelta
     retention: Retention
 
 
@@ -70,6 +72,7 @@ def settings_of(**given: Any) -> Settings:
         park_after=_length(setting["park_after"]),
         fail_open=_either(setting["fail_open"]),
         settle_behind=_either(setting["settle_behind"]),
+        out_of_reach=_out_of_reach(setting["out_of_reach"]),
         retention=_retention(setting["retention"]),
     )
 
@@ -174,6 +177,14 @@ def _either(given: Given) -> bool:
 
 def _length(given: Given) -> timedelta:
     return duration_at(given.place, given.value)
+
+
+def _out_of_reach(given: Given) -> timedelta:
+    length = _length(given)
+    if length < SUSPICION:
+        # A worker trusts its reservations for so long, whatever another one's settings are.
+        raise ConfigurationError(f"{given.place}: {given.value!r} must be at least PT4S")
+    return length
 
 
 def _retention(given: Given) -> Retention:
@@ -360,6 +371,7 @@ SETTINGS = {
     "park_after": Setting(default="PT1M"),
     "fail_open": Setting(_boolean, default=False),
     "settle_behind": Setting(_boolean, default=False),
+    "out_of_reach": Setting(default="PT4S"),
     "retention": Setting(_json),
     "reliable_fetch": Setting(_boolean, default=True),
 }

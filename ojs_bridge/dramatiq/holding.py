@@ -13,8 +13,11 @@ from typing import Any
 from dramatiq.broker import Broker, MessageProxy
 from dramatiq.middleware import Interrupt, ShutdownNotifications, TimeLimit
 
+from ..engine.engine import Engine
 from ..engine.events import let_through
+from ..engine.reservations import Unanswered
 from ..engine.storage_retry import Outage
+from ..errors import StoreError
 from . import compat
 from .delivery import delivery_of
 
@@ -104,6 +107,20 @@ class Holding:
     def keep_unended(self, error: Exception) -> bool:
         """Wait before a decision is tried again; False if this thread's worker shuts down."""
         return self._ending.wait(error, self.stops)
+
+    def await_answer(self, engine: Engine, run: Any, error: Exception) -> None:
+        """Wait until the store says whether a run counts; raises TakenOver if not, or if it stops here."""
+        self.disarm(None)
+        while self.keep_unended(error):
+            try:
+                engine.settling.check(run)
+            except StoreError as again:
+                error = again
+            else:
+                self.ends()
+                return
+        engine.reservations.expire(run)
+        raise Unanswered(run.job) from None
 
     def ends(self) -> None:
         """End the wait of a decision: it was carried out after all."""

@@ -125,8 +125,7 @@ class Runs:
                 delivery.within = None
                 return self.end(broker, message, exception)
         if exception is None and delivery.exit is UNBEGUN:
-            delivery.exit = NATIVE
-            delivery.begun = None
+            delivery.exit, delivery.begun = NATIVE, None
             return True
         task = delivery.task
         if task is UNBEGUN:
@@ -144,11 +143,13 @@ class Runs:
     def check(self, message: Any) -> None:
         """Raise TakenOver for a job that succeeded after its reservation was taken over."""
         delivery = delivery_of(message)
-        begun = delivery.begun
-        if not isinstance(begun, Run):
+        if not isinstance(begun := delivery.begun, Run):
             return
         try:
-            self.bridge.engine.settling.check(begun)
+            try:
+                self.bridge.engine.settling.check(begun)
+            except StoreError as error:
+                self.holding.await_answer(self.bridge.engine, begun, error)
         except TakenOver as late:
             delivery.begun = None
             self.holding.disarm(None)
@@ -174,10 +175,7 @@ class ActorRun:
         self._held = False
 
     def begin(self, task: TaskPolicy) -> None:
-        """Begin a job, and wait for the store if need be; raises what keeps its actor from running.
-
-        Raises GiveUp when the worker shuts down.
-        """
+        """Begin a job, and wait for the store; raises what keeps its actor from running, or GiveUp."""
         if self._holding.is_stopping and self._holding.stops():
             raise GiveUp
         self._delivery.settle(HOLD)
@@ -266,8 +264,8 @@ class ActorRun:
     def _put_aside(self, begun: Postpone | Drop) -> Postpone | Drop | Refuse | None:
         """Send an early delivery on to its time, or drop a late copy; return it when that is done.
 
-        Returns the refusal of a job that no message can carry to its time. Returns None after a pause if the
-        broker took nothing: the time may have come meanwhile. Raises GiveUp when the worker shuts down.
+        Returns the refusal of a job that no message can carry; None after a pause if the broker took nothing.
+        Raises GiveUp when the worker shuts down.
         """
         if isinstance(begun, Drop):
             self._delivery.exit = Exit.DROP
@@ -339,7 +337,10 @@ class ActorRun:
     def _conclude(self, begun: Run | Lost | Refuse, exception: BaseException | None) -> None:
         """Judge an outcome and carry the decision out; try again as long as it finds no place."""
         run = begun.run if isinstance(begun, Lost) else begun
-        self._engine.settling.check(run)
+        try:
+            self._engine.settling.check(run)
+        except StoreError as error:
+            self._holding.await_answer(self._engine, run, error)
         decision = self._judge(begun, exception)
         succeeded = isinstance(decision, Complete)
         if succeeded and isinstance(run, Run) and run.reservation:

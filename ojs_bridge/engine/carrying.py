@@ -53,13 +53,14 @@ class Settling:
         if self._rates:
             self._rates.start()
 
-    def check(self, run: Run | Refuse) -> None:
+    def check(self, run: Run | Refuse, *, can_wait: bool = True, waits: bool = False) -> None:
         """Raise TakenOver for a run whose reservation was taken over: its outcome does not count.
 
-        The store is asked only if that may have happened by this process's own clock.
+        The store is asked only if that may have happened by this process's own clock. Raises StoreError if it
+        does not answer, and the outcome can wait; with `waits` the store is asked for a while here.
         """
         if isinstance(run, Run) and run.reservation and time.monotonic() - run.since >= self._surely_held:
-            self._reservations.check(run)
+            self._reservations.check(run, can_wait=can_wait, waits=waits)
 
     def settle(self, run: Run | Refuse, decision: Decision) -> None:
         """Settle a run whose decision was carried out, and tell the log and the listeners; never raises."""
@@ -68,7 +69,8 @@ class Settling:
                 with self._instruments.step("ojs.ack", run.job) if self._instruments.all else nullcontext():
                     harmless(run.job, self._reservations.settle_success, run)
             else:
-                harmless(run.job, self._reservations.settle, run, used=not isinstance(decision, GiveBack))
+                ways = {"used": not isinstance(decision, GiveBack), "ends": isinstance(decision, Discarded)}
+                harmless(run.job, self._reservations.settle, run, **ways)
         self._conclude(run, decision)
 
     def settle_successes(self, runs: Sequence[Run]) -> None:
@@ -191,7 +193,7 @@ class Carrying:
                 self._send_on(begun, job, decision.at, decision, outlet)
             case DeadLettered():
                 in_store = self._keeping.is_buried(
-                    begun, job, decision, outlet.framework, outlet.message(None)
+                    begun, job, decision, outlet.framework, outlet.message(None), can_wait=outlet.can_wait
                 )
                 outlet.leave(Settlement(begun, job, decision, in_store=in_store))
             case Complete() | GiveBack() | Discarded():

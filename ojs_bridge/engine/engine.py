@@ -49,6 +49,7 @@ class Engine:
         park_after: timedelta,
         fail_open: bool,
         settle_behind: bool,
+        out_of_reach: timedelta,
     ) -> None:
         self.context = context
         self.store = context.store
@@ -59,6 +60,7 @@ class Engine:
             *(context.store, context.storage_retry, reservation, context.clock),
             fail_open=fail_open,
             settle_behind=settle_behind,
+            out_of_reach=out_of_reach,
         )
         self.keeping = Keeping(context, self.reservations, park_after)
         self.settling = Settling(context, self.reservations, self.keeping, reservation, park_after)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import socket
@@ -12,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
+from pathlib import Path
 
 from ..errors import StoreError
 from ..store import Reservation, Settle, Store
@@ -26,7 +28,8 @@ FAMILY, _CLEARS = 8, "w"
 BEATS = 3
 #: How often, in seconds, a process that holds reservations ends a suspicion that it is dead.
 CLEAR_SECONDS = 1.5
-#: For how long a process whose connection the broker has lost stays under suspicion before it counts as dead.
+#: For how long, at the least, a process whose connection the broker has lost stays under suspicion before it
+#: counts as dead. A process trusts its own reservations for no longer without a beat.
 SUSPICION = timedelta(seconds=4)
 _SUSPICION_SECONDS = SUSPICION.total_seconds()
 #: How many settled reservations the store forgets in one round trip, and how many seconds after the
@@ -39,10 +42,46 @@ _REPEAT = 1.0
 
 def was_held_by(process: int | None, holder: str) -> bool:
     """Return whether a holder was the process of this number on this machine; None is any dead process."""
-    host, _, rest = holder.rpartition(":")[0].rpartition(":")
-    if host != socket.gethostname() or not rest.isdecimal():
+    host, number, born = _read(holder)
+    # Two containers may have one name, and processes of the same numbers.
+    here = _born(os.getpid()).partition(".")[0]
+    if host != socket.gethostname() or number is None or (born and born.partition(".")[0] != here):
         return False
-    return has_ended(int(rest)) if process is None else int(rest) == process
+    return has_ended(number) if process is None else number == process
+
+
+def lives_here(holder: str) -> bool:
+    """Return whether a holder is a process that lives on this machine, as far as this process sees it.
+
+    Linux tells it; elsewhere, and between two containers, this is False.
+    """
+    _, number, born = _read(holder)
+    return bool(born) and number is not None and _born(number) == born
+
+
+def _read(holder: str) -> tuple[str, int | None, str]:
+    """Return the machine's name, the process's number, and its birth, of the name of a holder."""
+    place, _, names = holder.rpartition(":")
+    host, _, number = place.rpartition(":")
+    return host, int(number) if number.isdecimal() else None, names.partition(".")[2]
+
+
+def _born(process: int) -> str:
+    """Return where and when a process was born: by this boot, its room of numbers, and its start in ticks.
+
+    "" where that is not known, and for one that has ended. The numbers of processes are used again.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+        numbers = Path("/proc/self/ns/pid").readlink()
+        state, *fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
+        # A container may see the processes of its host there.
+        if state in b"ZX" or Path("/proc/self").readlink().name != str(os.getpid()):
+            return ""
+        room = hashlib.sha256(boot + bytes(numbers)).hexdigest()[:12]
+        return f"{room}.{fields[18].decode()}"
+    except (OSError, IndexError):
+        return ""
 
 
 def has_ended(process: int) -> bool:
@@ -66,9 +105,17 @@ class Heartbeat:
     release in time is settled or released with a later beat.
     """
 
-    def __init__(self, store: Store, length: timedelta, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        length: timedelta,
+        clock: Callable[[], datetime],
+        out_of_reach: timedelta = SUSPICION,
+    ) -> None:
         self._store = store
         self._length = length
+        #: For how long another process may be under suspicion before it counts as dead.
+        self.out_of_reach = out_of_reach
         self._clock = clock
         #: The forks of one process share it: they are on one machine, and see each other's process numbers.
         self.family = f"{_CLEARS}{uuid.uuid4().hex}"[:FAMILY]
@@ -100,7 +147,8 @@ class Heartbeat:
         with starting.lock:
             if self._pid == os.getpid():
                 return
-            self.holder = f"{socket.gethostname()}:{os.getpid()}:{self.family}{uuid.uuid4().hex[:8]}"
+            name, born = f"{self.family}{uuid.uuid4().hex[:8]}", _born(os.getpid())
+            self.holder = f"{socket.gethostname()}:{os.getpid()}:{name}{born and f'.{born}'}"
             self._live, self._unsettled, self._unreleased, self._done = {}, {}, [], deque()
             self._extended, self._lost = (0.0, frozenset()), 0.0
             self._cleared = time.monotonic()
@@ -158,14 +206,16 @@ class Heartbeat:
         """Return after which time a holder counts as dead; None if it is not suspected. Raises StoreError.
 
         With `gone`, the broker has lost its connection to the holder. A holder that lives ends a suspicion
-        with its next beat.
+        with its next beat. One that lives on this machine is not suspected.
         """
         family = _family_of(holder)
-        suspected = self._store.suspect(family, gone=gone) if family.startswith(_CLEARS) else None
+        if not family.startswith(_CLEARS) or lives_here(holder):
+            return None
+        suspected = self._store.suspect(family, gone=gone)
         if suspected is None:
             return None
         # Before that time the holder could not end the suspicion, either.
-        return SUSPICION - min(suspected, timedelta(seconds=time.monotonic() - self._late))
+        return self.out_of_reach - min(suspected, timedelta(seconds=time.monotonic() - self._late))
 
     def asks_as_of(self, now: datetime) -> datetime:
         """Return the time before which a reservation must have run out to be taken over now.
@@ -232,10 +282,13 @@ class Heartbeat:
                 asked = time.monotonic()
                 if asked - self._cleared >= _SUSPICION_SECONDS:
                     self._doubted = asked
-                if self._live or self._lost:
+                held = self._live or self._lost or self._unsettled
+                if held and self._store.suspect(self.family, gone=False) is not None:
+                    # A process that is about to take over a run finds its reservation extended.
+                    self._extend()
                     self._store.clear(self.family)
                 self._cleared = asked
-                if time.monotonic() >= due:
+                if time.monotonic() >= due or self._unsettled:
                     try:
                         self._catch_up()
                     finally:

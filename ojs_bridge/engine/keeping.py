@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -11,7 +10,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from typing_extensions import assert_never
 
-from ..errors import InvalidState, NotExpressible, StoreError
+from ..errors import InvalidState, NotExpressible, StoreError, Unstorable
 from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
 from ..rules.job import ErrorEntry, Header, Job, decode, encode, is_cut
 from ..rules.policy import RetryPolicy
@@ -97,13 +96,22 @@ class Keeping:
         decision: DeadLettered,
         framework: str,
         message: Message | None,
+        *,
+        can_wait: bool = False,
     ) -> bool:
-        """Write a dead letter to the store; False if the broker's dead queue is to keep it."""
+        """Write a dead letter to the store; False if the broker's dead queue is to keep it.
+
+        No fence guards that queue. So a run with a reservation, whose message can wait, waits for the store:
+        then this raises StoreError.
+        """
         if self.store is None or message is None:
             return False
         try:
             self.bury(begun, job, decision, framework, message.kept())
-        except Exception:
+        except Exception as error:
+            is_away = isinstance(error, StoreError) and not isinstance(error, Unstorable)
+            if is_away and can_wait and isinstance(begun, Run) and begun.reservation is not None:
+                raise
             logger.exception("job %s: kept in the broker's dead queue, not in the store", job)
             return False
         return True
@@ -127,11 +135,11 @@ class Keeping:
         errors = self.whole(job)
         letter = letter_of(job, decision, policy, framework, message, errors, at=self._now())
         earlier = self._retry.run(self.store.get, letter.id)
-        if earlier is None or earlier.failed_first_at == letter.failed_first_at:
+        if earlier is None or earlier.is_left_by(job._replace(errors=errors), letter.discarded_at):
             self._write(begun, self.store.bury, letter)
             return
         # Another job had this id, and the store has forgotten its run.
-        own = replace(letter, id=f"{letter.id}~{uuid.uuid4().hex}")
+        own = replace(letter, id=job._replace(errors=errors).own_letter_id)
         self._write(begun, self.store.bury, own)
         harmless(job, self.forget, job)
 

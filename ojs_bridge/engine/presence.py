@@ -94,6 +94,8 @@ class Presence:
         #: The monotonic time at which the last answer to a look came.
         self._answered = time.monotonic()
         self._pinged = 0.0
+        #: The monotonic time of the last trouble of Redis, or of this machine: others may have it, too.
+        self._troubled_at = 0.0
         self._looked, self._over = threading.Event(), threading.Event()
         _here.add(self)
 
@@ -136,9 +138,12 @@ class Presence:
         is_in_doubt = subscribed < 1 or time.monotonic() - self._pinged >= PING_SECONDS
         if is_in_doubt and not self._is_still_subscribed():
             # redis-py has connected anew by itself: an outage that raised no error.
-            self._judges_from = time.monotonic() + GRACE
+            self._troubled()
         answered, self._answered = self._answered, time.monotonic()
-        if self._judges_from is None or self._answered - answered > DEAD_AFTER:
+        stood_still = self._answered - answered > DEAD_AFTER
+        if stood_still:
+            self._troubled_at = self._answered
+        if self._judges_from is None or stood_still:
             # If Redis or this machine stood still, others may be about to come back.
             self._judges_from = max(self._judges_from or 0.0, self._answered + DEAD_AFTER)
         if not silent or time.monotonic() < self._judges_from:
@@ -159,7 +164,9 @@ class Presence:
         """Judge a worker that is gone, and return an error: it may concern this worker alone."""
         try:
             family, queues = json.loads(facts)
-            self._suspect(family)
+            # After a trouble of Redis, silence is no evidence before the worker has been heard again.
+            if float(seconds) < time.monotonic() - self._troubled_at:
+                self._suspect(family)
             if float(seconds) >= DEAD_AFTER:
                 count = self._give_back(Dead(text_of(worker), queues, float(at)))
                 if count is not None:
@@ -172,7 +179,12 @@ class Presence:
 
     def missed(self) -> None:
         """Judge nobody for a while: Redis did not answer."""
-        self._judges_from, self._client = time.monotonic() + GRACE, None
+        self._troubled()
+        self._client = None
+
+    def _troubled(self) -> None:
+        self._troubled_at = time.monotonic()
+        self._judges_from = self._troubled_at + GRACE
 
     def _is_still_subscribed(self) -> bool:
         self._pinged = time.monotonic()
@@ -189,7 +201,7 @@ class Presence:
     def _enter(self, client: Any) -> None:
         if self._client is not None:
             # An outage between two looks. Others may need longer to connect anew.
-            self._judges_from = time.monotonic() + GRACE
+            self._troubled()
         subscription = client.pubsub(ignore_subscribe_messages=False)
         subscription.subscribe(self._channel + self._worker)
         # Nobody may learn of this worker before it is subscribed.

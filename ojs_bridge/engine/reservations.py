@@ -7,24 +7,25 @@ from __future__ import annotations
 
 import itertools
 import logging
+import random
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
 from ..errors import StoreError, Unstorable
+from ..rules.decision import RetryAt, decide
 from ..rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
 from ..rules.job import Job
-from ..store import Grant, Reservation, ReserveAnswer, Settle, Store, from_ms, to_ms
+from ..store import KEEP, Grant, Reservation, ReserveAnswer, Settle, Store, from_ms, to_ms
 from .behind import Behind
 from .heartbeat import SUSPICION, Heartbeat, was_held_by
 from .runs import Drop, Lost, Postpone, Run
-from .storage_retry import StorageRetry
+from .storage_retry import StorageRetry, pause
 
 logger = logging.getLogger("ojs_bridge")
 
-#: How long a settled reservation is remembered, so that a late copy of its message is dropped.
-KEEP = timedelta(days=1)
 #: How soon, at the least and at the most, a delivery asks again for an attempt that is reserved: its holder
 #: may be suspected meanwhile.
 ASK_AGAIN, ASK_AT_LAST = timedelta(seconds=1), timedelta(seconds=5)
@@ -54,6 +55,13 @@ class TakenOver(BaseException):
         )
 
 
+class Unanswered(TakenOver):
+    """The store did not say whether a run still counts, and its worker stops: its delivery goes back."""
+
+    def __str__(self) -> str:
+        return f"attempt {self.job.attempt} ended while the store is away; its worker stops, and it goes back"
+
+
 class Reservations:
     """The reservations of the runs of one bridge; an attempt is reserved for `length` at a time."""
 
@@ -66,6 +74,7 @@ class Reservations:
         *,
         fail_open: bool,
         settle_behind: bool,
+        out_of_reach: timedelta = SUSPICION,
     ) -> None:
         self._store = store
         write: Callable[[Sequence[Settle]], Sequence[Reservation]] | None = getattr(store, "settle_all", None)
@@ -74,7 +83,7 @@ class Reservations:
         #: Whether the store settles many successes in one step, and none is settled behind its job.
         self.settles_together = write is not None and self._behind is None
         #: Extends the reservations of the runs that go on; None without a store.
-        self.heart = Heartbeat(store, length, clock) if store else None
+        self.heart = Heartbeat(store, length, clock, out_of_reach) if store else None
         self._retry = retry
         self._length = length
         self._clock = clock
@@ -110,7 +119,7 @@ class Reservations:
                 job = job._replace(chain=publication)
                 reservation = Reservation(job.key, job.fence)
                 answer = self._ask(self._store, heart, reservation, publication, wait)
-            left = self._left_of(heart, answer, gone=gone) if answer.grant is Grant.HELD else None
+            left = self._left_of(heart, answer, run, gone=gone) if answer.grant is Grant.HELD else None
             if left is not None and left <= timedelta() and answer.until:
                 # As if the reservation had run out. It is still held if it was extended meanwhile.
                 after = answer.until + timedelta(milliseconds=1)
@@ -130,26 +139,26 @@ class Reservations:
             return Lost(reserved._replace(abandoned=True, began=asked_at(answer.mark)), death)
         return self._refused(reserved, answer, left)
 
-    def _left_of(self, heart: Heartbeat, answer: ReserveAnswer, *, gone: bool) -> timedelta | None:
+    def _left_of(self, heart: Heartbeat, answer: ReserveAnswer, run: Run, *, gone: bool) -> timedelta | None:
         """Return after which time the holder of a reservation counts as dead; None if it is not suspected."""
         if answer.until is None or heart.is_of_family(answer.holder):
             return None
         left = heart.left_of(answer.holder, gone=gone)
         if left is None:
             return None
+        lost = Failure(VISIBILITY_TIMEOUT, WORKER_GONE)
+        if not isinstance(decide(run.policy, run.job, lost, now=self._clock(), rng=random), RetryAt):
+            # Nothing would begin sooner by it, and the job's end tells failures that no success takes back.
+            return None
         # A suspicion may be older than the reservation: a worker ends it only while it holds one.
-        return max(left, answer.until - self._length + SUSPICION - self._clock())
+        return max(left, answer.until - self._length + heart.out_of_reach - self._clock())
 
     def reserve_from(self, process: int | None, run: Run, publication: str) -> Run | Postpone | Drop:
         """Reserve the attempt of a run that another process of this machine began, and does not end.
 
-        Never raises StoreError: the job may go on by way of the broker alone.
+        Raises StoreError if the store does not answer, unless jobs may go on without it (`fail_open`).
         """
-        try:
-            reserved = self.reserve(run, publication, can_wait=True)
-        except StoreError as error:
-            logger.info("job %s: it is ended without its reservation: %r", run.job, error)
-            return run
+        reserved = self.reserve(run, publication, can_wait=True)
         if isinstance(reserved, Lost):
             return reserved.run
         if isinstance(reserved, Postpone) and was_held_by(process, reserved.holder):
@@ -158,18 +167,29 @@ class Reservations:
             )
         return reserved
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Run, *, can_wait: bool, waits: bool) -> None:
         """Raise TakenOver for a run if the store says that another worker has its reservation now.
 
-        If the store does not answer, the outcome of the run counts.
+        Raises StoreError if the store does not answer: the outcome of the run waits for it. It counts if its
+        message cannot wait, since then no other worker gets it, or with `fail_open`. With `waits` the store
+        is asked for half the length of a reservation, which is extended as soon as that is possible.
         """
         if run.reservation is None or run.abandoned or self.heart is None:
             return
-        try:
-            held = self.heart.still_holds(run.reservation, run.since)
-        except StoreError as error:
-            logger.warning("job %s: whether its reservation still holds is not known: %s", run.job, error)
-            return
+        ends = time.monotonic() + self._length.total_seconds() / 2 * waits
+        while True:
+            try:
+                held = self.heart.still_holds(run.reservation, run.since)
+                break
+            except StoreError as error:
+                if not can_wait or self._fail_open:
+                    logger.warning(
+                        "job %s: whether its reservation still holds is not known: %s", run.job, error
+                    )
+                    return
+                if time.monotonic() >= ends:
+                    raise
+                pause(ASK_AGAIN.total_seconds())
         if not held:
             self.heart.expire(run.reservation)
             raise TakenOver(run.job)
@@ -178,24 +198,29 @@ class Reservations:
         """Settle a run that has succeeded, if possible soon and without waiting for it. Raises StoreError."""
         reservation, heart, behind = run.reservation, self.heart, self._behind
         if behind and heart and reservation and heart.holds(reservation) and not run.abandoned:
-            order = Settle(reservation, heart.holder, self._clock() + KEEP)
+            job = run.job if reservation.fence else None
+            order = Settle(reservation, heart.holder, self._clock() + KEEP, job=job)
             if behind.settle(run.job, order):
                 heart.expire(reservation)
                 return
-        self.settle(run)
+        self.settle(run, ends=True)
 
     def settle_successes(self, runs: Sequence[Run]) -> None:
         """Settle successes, in one step and one try; raises StoreError: then a later heartbeat does it."""
-        heart, write, keep_until = self.heart, self._write, self._clock() + KEEP
+        heart, write = self.heart, self._write
         if heart is None or write is None:
             return
-        held = {run.reservation: run.job for run in runs if run.reservation and heart.holds(run.reservation)}
+        held = {run.reservation: run for run in runs if run.reservation and heart.holds(run.reservation)}
         if not held:
             return
-        orders = [Settle(reservation, heart.holder, keep_until) for reservation in held]
+        holder, keep_until = heart.holder, self._clock() + KEEP
+        orders = [
+            Settle(reservation, holder, keep_until, job=run.job if reservation.fence else None)
+            for reservation, run in held.items()
+        ]
         try:
             for lost in write(orders):
-                was_lost(held[lost])
+                was_lost(held[lost].job)
         except BaseException:
             # Not only a StoreError: an interrupt may break in, too.
             for order in orders:
@@ -205,9 +230,10 @@ class Reservations:
             for reservation in held:
                 heart.expire(reservation)
 
-    def settle(self, run: Run, *, used: bool = True) -> None:
+    def settle(self, run: Run, *, used: bool = True, ends: bool = False) -> None:
         """Settle a run, unless it was settled in one step with what follows it; release an attempt not used.
 
+        Where a job `ends` without a letter, what its earlier messages have left in the store goes, too.
         The settlement is tried once, because the acknowledgement waits for it: if the worker is killed
         meanwhile, the job runs again. Raises StoreError: then a later heartbeat settles the run.
         """
@@ -216,7 +242,8 @@ class Reservations:
             return
         if not (run.abandoned or heart.holds(reservation)):
             return
-        settle = Settle(reservation, None if run.abandoned else heart.holder, self._clock() + KEEP)
+        holder, job = None if run.abandoned else heart.holder, run.job if ends and reservation.fence else None
+        settle = Settle(reservation, holder, self._clock() + KEEP, job=job)
         try:
             if not used:
                 # A pool that kills a run has told of it before the run hears of it.

@@ -17,7 +17,7 @@ from ..engine.scheduler import CLAIM, UNPARK
 from ..errors import RetryNotFound, Unreachable
 from ..rules.job import format_time
 from ..rules.patterns import check_pattern, matches
-from ..store import EVERYTHING, Fields, Filter, Parked, ParkedPage, Store
+from ..store import EVERYTHING, KEEP, Fields, Filter, Parked, ParkedPage, Store
 from .audit import Audit, uninterrupted
 from .letters import (
     LOOK_THROUGH,
@@ -151,7 +151,9 @@ class ParkedRetries:
     def _change(self, parked: Parked, due: datetime | None) -> bool:
         if due is not None:
             return parked.next_retry_at <= due or self._store.reschedule(parked, due)
-        if not self._store.cancel_parked(parked):
+        # The broker may have its message, too, and a user's own delay may be sent again under the same id.
+        drop_until = max(self._context.clock(), parked.next_retry_at) + KEEP if parked.fence else None
+        if not self._store.cancel_parked(parked, drop_until=drop_until):
             return False
         self._context.emit(cancelled(job_of_parked(parked), self._context.clock()))
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -67,6 +68,12 @@ class Job(NamedTuple):
     def letter_id(self) -> str:
         """The id of the job's dead letter: the job's own, and its chain after a tilde if it has one."""
         return f"{self.id}~{self.chain}" if self.chain else self.id
+
+    @property
+    def own_letter_id(self) -> str:
+        """The id of its letter if another job's letter has the first one: no job has the same first error."""
+        first = str(self.errors[0].get("timestamp")) if self.errors else ""
+        return f"{self.letter_id}~{hashlib.sha256(first.encode('utf-8', 'replace')).hexdigest()[:32]}"
 
     @property
     def due_at(self) -> datetime | None:

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from ..errors import ConfigurationError
 from .documents import BOUNDS, SECONDS, Document, DocumentPage, Rate, Span
 from .filter import EVERYTHING, Fields, Filter
-from .jobs import Due, Grant, Parked, ParkedPage, Reservation, ReserveAnswer, Settle
+from .jobs import KEEP, Due, Grant, Parked, ParkedPage, Reservation, ReserveAnswer, Settle
 from .protocol import (
     MAX_NAMESPACE,
     MEMORY,
@@ -29,6 +29,7 @@ from .records import from_json, from_ms, index_text, matches, to_json, to_ms
 __all__ = [
     "BOUNDS",
     "EVERYTHING",
+    "KEEP",
     "MEMORY",
     "PATIENCE_SECONDS",
     "SECONDS",

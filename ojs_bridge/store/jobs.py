@@ -9,9 +9,11 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol
 
 from ..messages import Reading, read_message, shown_errors
-from ..rules.job import format_time
+from ..rules.job import Job, format_time
 from .filter import EVERYTHING, Filter
 
+#: How long a settled reservation is remembered, so that a late copy of its message is dropped.
+KEEP = timedelta(days=1)
 #: How long a store remembers a reservation that nobody settles or extends, after it has expired.
 OUTLIVE_MS = timedelta(weeks=1) // timedelta(milliseconds=1)
 #: How long a store remembers a suspicion against a family of processes.
@@ -58,13 +60,15 @@ class Settle(NamedTuple):
     """An order to settle a reservation; the store remembers it until `keep_until`.
 
     `holder` None settles a reservation whose holder is dead. With a `mark`, the order is for a reservation
-    that the request with this mark has made.
+    that the request with this mark has made. With a `job`, that job has ended without a letter: its parked
+    retry goes in the same step, and the letters that `Letter.is_left_by` names.
     """
 
     reservation: Reservation
     holder: str | None
     keep_until: datetime
     mark: str = ""
+    job: Job | None = None
 
 
 class Reserving(Protocol):
@@ -256,8 +260,13 @@ class Parking(Protocol):
     def reschedule(self, parked: Parked, at: datetime) -> bool:
         """Make a retry due at another time; False when it is claimed, was replaced or is gone."""
 
-    def cancel_parked(self, parked: Parked) -> bool:
-        """Delete a retry; False when it is claimed, was replaced or is gone."""
+    def cancel_parked(self, parked: Parked, *, drop_until: datetime | None = None) -> bool:
+        """Delete a retry; False when it is claimed, was replaced or is gone.
+
+        Its message may have been published, too, if its worker did not hear that it was parked. So with
+        `drop_until` its reservation is settled in the same step, and remembered until then. If a run of it
+        has begun, this returns False.
+        """
 
     def count_parked(self, where: Filter = EVERYTHING) -> int:
         """Count the parked retries that match the queue and the type of a filter."""

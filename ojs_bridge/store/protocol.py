@@ -12,11 +12,12 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 from urllib.parse import unquote
 
 from ..messages import Reading, read_message, shown_errors
+from ..rules.failures import VISIBILITY_TIMEOUT
 from ..rules.fingerprint import fingerprint
-from ..rules.job import ErrorEntry, PlacedEntry, format_time
+from ..rules.job import ErrorEntry, Job, PlacedEntry, format_time
 from .documents import Documenting, Rating
 from .filter import EVERYTHING, Filter
-from .jobs import Parking, Reserving, Settle
+from .jobs import KEEP, Parking, Reserving, Settle
 
 #: The claim of a replay. While it lasts, no other replay gets the letter.
 Claim: TypeAlias = int
@@ -78,6 +79,21 @@ class Letter:
     def failed_first_at(self) -> str:
         """The time of the job's first failure. It tells jobs under one id apart."""
         return str(self.errors[0].get("timestamp")) if self.errors else ""
+
+    def is_left_by(self, job: Job, at: datetime) -> bool:
+        """Return whether an earlier message of this job, which ends at a time, has left the letter behind.
+
+        An attempt was taken for lost, and had sent the job on; or a replay did so, and was killed before it
+        deleted the letter. The letter of another job under the same id shares no error with this one; for a
+        day after a burial no other job has the same key.
+        """
+        if self.key not in ("", job.key) or self.fence > job.fence:
+            return False
+        times = {entry.get("timestamp") for entry in job.errors}
+        if any(entry.get("timestamp") in times for entry in self.errors):
+            return True
+        its_first = len(self.errors) == 1 and (not times or self.error_type == VISIBILITY_TIMEOUT)
+        return its_first and self.discarded_at > at - KEEP
 
     @property
     def group(self) -> str:

@@ -56,6 +56,7 @@ def test_without_any_of_them() -> None:
         park_after=timedelta(minutes=1),
         fail_open=False,
         settle_behind=False,
+        out_of_reach=timedelta(seconds=4),
         retention=Retention(),
     )
     assert the_policies(None).of("anything").policies == []
@@ -72,6 +73,7 @@ READ: list[tuple[str, str, str, Any]] = [
     ("park_after", "PT90S", '"PT90S"', timedelta(seconds=90)),
     ("fail_open", "true", "true", True),
     ("settle_behind", "true", "true", True),
+    ("out_of_reach", "PT20S", '"PT20S"', timedelta(seconds=20)),
     ("retention", '{"max_age": "P7D"}', '{max_age = "P7D"}', Retention("P7D")),
     (
         "retention",

@@ -23,8 +23,9 @@ from redis import Sentinel
 from ojs_bridge import Bridge
 from ojs_bridge.dramatiq import OJSRetries, holding, publishing
 from ojs_bridge.dramatiq.on_redis import Acknowledgements
+from ojs_bridge.engine import heartbeat
 from tests import faults
-from tests.contract.notes import MASTER, UNACKNOWLEDGED, VARIABLE, Noting, Settings, bridge_of
+from tests.contract.notes import ELSEWHERE, MASTER, UNACKNOWLEDGED, VARIABLE, Noting, Settings, bridge_of
 from tests.contract.steps import ERRORS, KEEP, Run, Step
 
 #: The tasks, with their options.
@@ -127,5 +128,7 @@ if VARIABLE in os.environ:
             for name in names:
                 setattr(place, name, lambda *_: None)
         Acknowledgements._send = lambda waiting: waiting._waiting.clear()  # type: ignore[method-assign]
+    if ELSEWHERE in os.environ:
+        heartbeat.lives_here = lambda holder: False
     faults.arm(faults.STEPS_OF["dramatiq"])
     dramatiq.set_broker(broker)

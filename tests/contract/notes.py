@@ -18,6 +18,8 @@ from ojs_bridge import Bridge, Event, StorageRetry
 VARIABLE = "OJS_TEST_SETTINGS"
 #: The environment of a worker whose acknowledgements never arrive has this variable.
 UNACKNOWLEDGED = "OJS_TEST_UNACKNOWLEDGED"
+#: A worker whose environment has this variable takes no other one for a process of its own machine.
+ELSEWHERE = "OJS_TEST_ELSEWHERE"
 #: The name of the master of a broker whose URL begins with `sentinel://`.
 MASTER = "mymaster"
 #: Retries so quick that a test can wait for them; deterministic.

@@ -11,7 +11,7 @@ from tests import zombies
 from tests.conftest import store_url
 from tests.contract.conftest import FLEETS
 from tests.contract.fleet import Fleet, Worker, attempts, await_runs, end
-from tests.contract.notes import client
+from tests.contract.notes import ELSEWHERE, client
 from tests.contract.steps import Step, waits_for
 from tests.servers import eventually
 
@@ -76,7 +76,7 @@ def test_the_words_of_a_run_that_was_taken_over_are_not_heard(
 def test_a_run_that_was_taken_over_long_before_its_reservation_ran_out_is_not_heard(
     made: Made, kind: str
 ) -> None:
-    """A machine that stands still for a while has lost its connections, and was taken for dead."""
+    """A machine that stands still for a while has lost its connections, and another one takes it for dead."""
     fleet = made(kind)
     redis = client(fleet.settings.broker)
     others = {each["id"] for each in redis.client_list()}
@@ -94,7 +94,7 @@ def test_a_run_that_was_taken_over_long_before_its_reservation_ran_out_is_not_he
         for each in redis.client_list():
             if each["id"] not in others:
                 redis.client_kill_filter(_id=each["id"])
-        fleet.start(4)
+        fleet.start(4, **{ELSEWHERE: "1"})
         assert {end(fleet, job, seconds=40).type for job in jobs.values()} == {"job.completed"}
         go(fleet)
     finally:

@@ -269,3 +269,20 @@ def test_a_server_that_does_not_count_subscriptions_says_nothing_of_the_dead(
     monkeypatch.setattr(first.client, "pubsub_numsub", lambda *channels: [(name, 0) for name in channels])
     look_for(first, 1)
     assert (first.dead, first.suspected) == ([], [])
+
+
+@pytest.mark.requirement("RET-12")
+def test_after_a_trouble_of_redis_silence_alone_is_no_evidence(
+    worker: Callable[[str], Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that stood still meanwhile may come back; its reservations tell when they have run out."""
+    monkeypatch.setattr(presence, "GRACE", 0)
+    first, frozen, killed = worker("first"), worker("frozen"), worker("killed")
+    frozen.end()
+    first.presence.missed()
+    eventually(looks(first), what="the messages of a worker that was not heard since")
+    assert (first.suspected, [dead.worker for dead in first.dead]) == ([], ["frozen"])
+    killed.look()
+    killed.end()
+    eventually(lambda: looks(first)() and len(first.dead) == 2, what="the one that was heard since")
+    assert set(first.suspected) == {"family of killed"}

@@ -445,20 +445,6 @@ def test_a_run_that_ends_within_its_reservation_asks_the_store_nothing(
     bridges[0].engine.settling.check(begun)
 
 
-def test_a_store_that_is_gone_keeps_no_run_from_being_heard(
-    hasty: list[Bridge], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No worker can have taken the run over meanwhile."""
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise StoreError("gone")
-
-    begun = run(hasty[0], JOB)
-    monkeypatch.setattr(hasty[0].store, "extend", fail)
-    eventually(lambda: time.monotonic() - begun.since > 2 * SHORT.total_seconds())
-    hasty[0].engine.settling.check(begun)
-
-
 @pytest.mark.requirement("RET-12")
 def test_a_process_that_died_before_anybody_knew_which_is_found_to_have_ended(url: str) -> None:
     """The engine finds out long before the reservation runs out."""

@@ -13,7 +13,7 @@ from ojs_bridge.celery import holding, worker
 from ojs_bridge.celery.request import OJSRequest
 from ojs_bridge.engine import heartbeat
 from tests import faults
-from tests.contract.notes import UNACKNOWLEDGED, Settings, client
+from tests.contract.notes import ELSEWHERE, UNACKNOWLEDGED, Settings, client
 from tests.on_celery.halting import halt_in_the_end
 from tests.on_celery.project import Noting, make_app
 
@@ -27,6 +27,8 @@ app = make_app(settings)
 faults.arm([*faults.STEPS_OF["celery"], *faults.AFTERWARDS])
 if UNACKNOWLEDGED in os.environ:
     OJSRequest.acknowledge = lambda self: None
+if ELSEWHERE in os.environ:
+    heartbeat.lives_here = lambda holder: False
 app.set_current()
 # This handler runs after the bridge's own handler, which settles the job.
 signals.task_postrun.connect(halt_in_the_end, weak=False)

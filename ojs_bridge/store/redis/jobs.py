@@ -11,13 +11,35 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ...errors import StoreError
+from ...rules.job import Job
 from ..filter import EVERYTHING, Filter
-from ..jobs import OUTLIVE_MS, SUSPECTED, Due, Grant, Parked, ParkedPage, Reservation, ReserveAnswer, Settle
+from ..jobs import (
+    KEEP,
+    OUTLIVE_MS,
+    SUSPECTED,
+    Due,
+    Grant,
+    Parked,
+    ParkedPage,
+    Reservation,
+    ReserveAnswer,
+    Settle,
+)
+from ..protocol import Letter
 from ..records import from_json, from_ms, index_id, index_text, to_json, to_ms
-from .index import RedisIndex, Rows, entry_of, moment, rows_of, time_of, wanting
+from .index import RedisIndex, Rows, entry_of, moment, place_of, rows_of, time_of, wanting
 from .server import RedisServer, Word
 
 _SUSPECTED_MS = SUSPECTED // timedelta(milliseconds=1)
+PARKED_KEYS = (
+    *("parked", "parked:by_time", "parked:by_kind", "parked:kinds"),
+    *("parked:states", "parked:ready", "parked:jobs", "parked:claims", "parked:tokens"),
+)
+#: Workers of earlier releases keep other groups, under other keys.
+LETTER_KEYS = (
+    *("letters", "letters:by_time", "letters:by_kind", "letters:kinds", "letters:entries", "letters:claims"),
+    *("letters:by_fault", "letters:faults", "letters:fault_of"),
+)
 #: Lua counts exactly up to this number.
 LARGEST_FENCE = 2**53
 
@@ -36,6 +58,7 @@ class RedisReservations:
 
     def __init__(self, server: RedisServer) -> None:
         self._server = server
+        self._parked, self._letters = server.keys(*PARKED_KEYS), server.keys(*LETTER_KEYS)
 
     def reserve(
         self,
@@ -74,9 +97,27 @@ class RedisReservations:
 
     def settle_all(self, settles: Sequence[Settle]) -> Sequence[Reservation]:
         """Mark reservations as settled; return those whose records have another fence or holder."""
-        words = [word for settle in settles for word in settle_words(settle)]
-        reservations = [settle.reservation for settle in settles]
-        return [reservations[n] for n in self._server.run("settle", self._keys(*reservations), words)]
+        lost = [each.reservation for each in settles if each.job and not self._settle_last(each, each.job)]
+        plain = [settle for settle in settles if settle.job is None]
+        if not plain:
+            return lost
+        words = [word for settle in plain for word in settle_words(settle)]
+        reservations = [settle.reservation for settle in plain]
+        return lost + [reservations[n] for n in self._server.run("settle", self._keys(*reservations), words)]
+
+    def _settle_last(self, settle: Settle, job: Job) -> bool:
+        """Settle a reservation; delete the parked retry and the letters that earlier messages have left.
+
+        While its run is reserved, no other worker can write more of them.
+        """
+        words: list[Word] = [*settle_words(settle), index_id(job.key)]
+        for letter_id in map(index_id, (job.letter_id, job.own_letter_id)):
+            record = self._server.ask("HGET", self._letters[0], letter_id)
+            letter = from_json(Letter, record.decode()) if record else None
+            if letter and letter.is_left_by(job, settle.keep_until - KEEP):
+                words += (letter_id, place_of(letter.discarded_at, letter_id))
+        keys = [*self._parked, *self._letters, *self._keys(settle.reservation)]
+        return bool(self._server.run("settle_last", keys, words))
 
     def release(self, settle: Settle) -> bool:
         """Release a reservation unused; False when the record has another fence or holder, or is settled."""
@@ -127,10 +168,8 @@ class RedisParked:
 
     def __init__(self, server: RedisServer) -> None:
         self._server = server
-        listed = server.keys("parked", "parked:by_time", "parked:by_kind", "parked:kinds")
-        others = server.keys("parked:states", "parked:ready", "parked:jobs", "parked:claims", "parked:tokens")
-        self._parked_keys = (*listed, *others)
-        self._parked_index = RedisIndex(server, listed, newest_first=False)
+        self._parked_keys = server.keys(*PARKED_KEYS)
+        self._parked_index = RedisIndex(server, self._parked_keys[:4], newest_first=False)
 
     def park(self, parked: Parked, settle: Settle | None = None) -> bool:
         """Settle the job's reservation and write its retry, in one step."""
@@ -193,9 +232,13 @@ class RedisParked:
         words = (*_identity(parked), moment(at))
         return bool(self._server.run("reschedule", self._parked_keys, words))
 
-    def cancel_parked(self, parked: Parked) -> bool:
-        """Delete a retry; False when it is claimed, was replaced or is gone."""
-        return bool(self._server.run("cancel_parked", self._parked_keys, _identity(parked)))
+    def cancel_parked(self, parked: Parked, *, drop_until: datetime | None = None) -> bool:
+        """Delete a retry, and settle its reservation; False when it is claimed, has begun or is gone."""
+        keys, words = [*self._parked_keys], [*_identity(parked)]
+        if drop_until is not None:
+            keys.append(self._server.reservation_key(Reservation(parked.key, parked.fence)))
+            words.append(to_ms(drop_until))
+        return bool(self._server.run("cancel_parked", keys, words))
 
     def count_parked(self, where: Filter = EVERYTHING) -> int:
         """Count the parked retries that match a filter."""

@@ -22,7 +22,7 @@ from ..jobs import Settle
 from ..protocol import NAMED, Claim, Claimed, Group, GroupPage, Letter, Order, Page, Stats, counts_of
 from ..records import from_json, group_in, index_id, index_text, to_json, to_ms
 from .index import LOT, RedisIndex, Wanted, entry_of, lots, moment, place_of, rows_of, time_of, wanting
-from .jobs import settle_words
+from .jobs import LETTER_KEYS, settle_words
 from .server import RedisServer, Word
 
 LARGEST_PLACE = 2**63 - 1
@@ -35,13 +35,10 @@ class RedisLetters:
 
     def __init__(self, server: RedisServer) -> None:
         self._server = server
-        listed = server.keys("letters", "letters:by_time", "letters:by_kind", "letters:kinds")
-        self.records = listed[0]
-        self.entries, self._letter_claims = server.keys("letters:entries", "letters:claims")
-        # Workers of earlier releases keep other groups, under other keys.
-        self.group_keys = server.keys("letters:by_fault", "letters:faults", "letters:fault_of")
+        self._letter_keys = server.keys(*LETTER_KEYS)
+        listed, (self.entries, self._letter_claims) = self._letter_keys[:4], self._letter_keys[4:6]
+        self.records, self.group_keys = listed[0], self._letter_keys[6:]
         self.first_deaths = server.key("letters:first_deaths")
-        self._letter_keys = (*listed, self.entries, self._letter_claims, *self.group_keys)
         self._letter_index = RedisIndex(server, listed, newest_first=True)
         self.group_index = RedisIndex(server, [*listed[:2], *self.group_keys[:2]], newest_first=True)
 

@@ -11,8 +11,21 @@ from uuid import uuid4
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from ...rules.job import Job
 from ..filter import EVERYTHING, Filter
-from ..jobs import OUTLIVE_MS, SUSPECTED, Due, Grant, Parked, ParkedPage, Reservation, ReserveAnswer, Settle
+from ..jobs import (
+    KEEP,
+    OUTLIVE_MS,
+    SUSPECTED,
+    Due,
+    Grant,
+    Parked,
+    ParkedPage,
+    Reservation,
+    ReserveAnswer,
+    Settle,
+)
+from ..protocol import Letter
 from ..records import from_json, from_ms, index_id, index_text, to_json, to_ms
 from . import tables
 from .database import Database
@@ -49,7 +62,12 @@ _SETTLE_FOR_DEAD = Upsert(
     *("settled", "holder", "keep_until_ms"),
     where=lambda new: sa.and_(_r.fence == new["fence"], sa.or_(sa.not_(_r.settled), _r.holder == _EMPTY)),
 )
-_s = tables.suspects.c
+_CANCEL = Upsert(
+    tables.reservations,
+    *("fence", "settled", "holder", "mark", "keep_until_ms"),
+    where=lambda new: _r.fence < new["fence"],
+)
+_p, _l, _s = tables.parked.c, tables.letters.c, tables.suspects.c
 _SUSPECT = Upsert(tables.suspects)
 _LOOKED_AT = ("fence", "settled", "publication", "holder", "until_ms", "mark", "lost")
 _LOOK = sa.select(*(_r[name] for name in _LOOKED_AT)).where(
@@ -123,21 +141,54 @@ class SQLReservations:
     def settle(self, settle: Settle) -> bool:
         """Mark a reservation as settled; False when the record has another fence or holder."""
         write, row = settling(self._db.namespace, settle)
-        return self._db.write(_SETTLE_ALONE if write is _SETTLE else write, row)
+        write = _SETTLE_ALONE if write is _SETTLE else write
+        if settle.job is None:
+            return self._db.write(write, row)
+        left = self._left_by(settle.job, settle.keep_until - KEEP)
+        if not left:
+            return self._db.write(write, row)
+        with self._db.connection(durable=True) as connection:
+            if not (_SETTLE if write is _SETTLE_ALONE else write)(connection, row):
+                return False
+            for delete in left:
+                connection.execute(delete)
+        return True
+
+    def _left_by(self, job: Job, at: datetime) -> Sequence[sa.Delete]:
+        """Return what deletes the parked retry and the letters that earlier messages of a job have left.
+
+        While its run is reserved, no other worker can write more of them.
+        """
+        ours, key = _p.namespace == self._db.namespace, index_id(job.key)
+        retry = sa.and_(ours, _p.key == key, _p.fence <= job.fence)
+        ids = [index_id(name) for name in (job.letter_id, job.own_letter_id)]
+        mine = sa.and_(_l.namespace == self._db.namespace, _l.id.in_(ids))
+        with self._db.connection() as connection:
+            retries = connection.execute(sa.select(_p.key).where(retry)).all()
+            letters = connection.execute(sa.select(_l.id, _l.discarded_ms, _l.record).where(mine)).all()
+        left = [sa.delete(tables.parked).where(retry)] if retries else []
+        for row in letters:
+            if from_json(Letter, row.record).is_left_by(job, at):
+                same = sa.and_(mine, _l.id == row.id, _l.discarded_ms == row.discarded_ms)
+                left.append(sa.delete(tables.letters).where(same))
+        return left
 
     def settle_all(self, settles: Sequence[Settle]) -> Sequence[Reservation]:
         """Settle reservations of holders that live, one a key; return those that are another's now."""
+        lost = tuple(each.reservation for each in settles if each.job and not self.settle(each))
+        settles = [each for each in settles if each.job is None]
+        if not settles:
+            return lost
         # In the order of the index, as an extension locks them: two orders end in a deadlock now and then.
         ordered = sorted(settles, key=attrgetter("reservation"))
         rows = [settling(self._db.namespace, each)[1] for each in ordered]
         holders = {index_id(each.holder or "") for each in settles}
         with self._db.connection() as connection:
             if _SETTLE_ALONE.together(connection, rows):
-                return ()
-            lost: list[Reservation] = []
+                return lost
             for batch in batches([each.reservation for each in settles]):
                 ours = sa.and_(self._any_of(batch), _r.settled, _r.holder.in_(holders))
-                lost += _without(batch, connection.execute(sa.select(_r.key, _r.fence).where(ours)))
+                lost += tuple(_without(batch, connection.execute(sa.select(_r.key, _r.fence).where(ours))))
             return lost
 
     def release(self, settle: Settle) -> bool:
@@ -251,7 +302,6 @@ def _reserve_lost(connection: Connection, row: dict[str, Any], now_ms: int) -> b
     return connection.execute(statement).rowcount == 1
 
 
-_p = tables.parked.c
 _PARK = Upsert(
     tables.parked,
     *(column.name for column in tables.parked.c if not column.primary_key),
@@ -342,11 +392,21 @@ class SQLParked:
 
     def reschedule(self, parked: Parked, at: datetime) -> bool:
         """Make a retry due at another time; False when it is claimed, was replaced or is gone."""
-        return self._changed(sa.update(tables.parked).values(due_ms=to_ms(at)), parked)
+        later = sa.update(tables.parked).values(due_ms=to_ms(at)).where(*self._same(parked))
+        with self._db.connection(durable=True) as connection:
+            return connection.execute(later).rowcount == 1
 
-    def cancel_parked(self, parked: Parked) -> bool:
-        """Delete a retry; False when it is claimed, was replaced or is gone."""
-        return self._changed(sa.delete(tables.parked), parked)
+    def cancel_parked(self, parked: Parked, *, drop_until: datetime | None = None) -> bool:
+        """Delete a retry, and settle its reservation; False when it is claimed, has begun or is gone."""
+        with self._db.connection(durable=True) as connection:
+            if connection.execute(sa.delete(tables.parked).where(*self._same(parked))).rowcount != 1:
+                return False
+            if drop_until is not None:
+                settle = Settle(Reservation(parked.key, parked.fence), None, drop_until)
+                if not _CANCEL(connection, settling(self._db.namespace, settle)[1]):
+                    connection.rollback()
+                    return False
+        return True
 
     def count_parked(self, where: Filter = EVERYTHING) -> int:
         """Count the parked retries of some kind."""
@@ -367,16 +427,14 @@ class SQLParked:
             rows = updated(connection, statement, _SHOWN, sa.and_(wanted, _p.claim == claim))
         return tuple(map(_parked, sorted(rows, key=attrgetter("due_ms", "key"))))
 
-    def _changed(self, statement: sa.Update | sa.Delete, parked: Parked) -> bool:
-        same = (
+    def _same(self, parked: Parked) -> Sequence[sa.ColumnElement[bool]]:
+        return (
             _p.namespace == self._db.namespace,
             _p.key == index_id(parked.key),
             _p.fence == parked.fence,
             _p.parked_ms == to_ms(parked.parked_at),
             _p.claim == "",
         )
-        with self._db.connection(durable=True) as connection:
-            return connection.execute(statement.where(*same)).rowcount == 1
 
     def _wanted(self, where: Filter) -> Iterator[sa.ColumnElement[bool]]:
         yield _p.namespace == self._db.namespace
