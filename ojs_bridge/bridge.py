@@ -19,6 +19,7 @@ from .operations.bulk import Operations
 from .operations.dead_letters import DeadLetters
 from .operations.groups import INDEX_PERIOD, Indexing
 from .operations.health import BEAT, Beat, Probe
+from .operations.letters import Jobs
 from .operations.parked_retries import ParkedRetries
 from .operations.rates import RateHistory, history
 from .operations.replaying import PERIOD as RULES_PERIOD
@@ -147,6 +148,8 @@ class Bridge:
         self.dead_letters = DeadLetters(context, settings.retention, rules)
         self.broker_letters = BrokerLetters(context)
         self.retries = ParkedRetries(context)
+        letters, retries = self.dead_letters, self.retries
+        self.jobs = Jobs(letters.find, retries.find, letters.id_of, retries.id_of)
         self.operations = Operations(context, self.dead_letters, self.retries)
         self.audit: Audit = self.operations.audit
         self.marks: Marks = self.operations.marks

@@ -101,5 +101,9 @@ class OperationNotFound(NotFound):
     """There is no bulk operation of this id, or no longer."""
 
 
+class JobNotFound(NotFound):
+    """The store does not know a job of this id."""
+
+
 class RetryNotFound(NotFound):
     """There is no parked retry of this id, or it is being published at this moment."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ from rich.text import Text
 from typer import Option
 
 from ..operations.dead_letters import DeadLetters
-from ..operations.letters import MAX_PAGE, READ, every_page
+from ..operations.letters import MAX_PAGE, READ, Whereabouts, every_page
 from ..operations.replaying import Bulk
 from ..rules.duration import parse_duration
 from ..rules.policy import attempts_in_words
@@ -177,8 +177,32 @@ def facts_table(facts: Iterable[tuple[str, object]]) -> Table:
 def details(letter: Letter) -> Iterator[RenderableType]:
     """Yield a letter's facts, its arguments, its policy and its history with backtraces."""
     yield facts_table(_facts(letter))
+    yield from _history(letter.errors)
+
+
+def whereabouts(job: Whereabouts) -> Iterator[RenderableType]:
+    """Yield where a job is, its attempts and its history."""
+    if isinstance(job.entry, Letter):
+        yield from details(job.entry)
+        return
+    parked = job.entry
+    facts = {
+        "id": parked.id,
+        "type": parked.type,
+        "queue": parked.queue,
+        "framework": parked.framework,
+        "parked": f"{time_of(parked.parked_at)} UTC",
+        "due": f"{time_of(parked.next_retry_at)} UTC",
+        "reason": parked.reason,
+        "attempts": attempts_in_words(parked.attempts, parked.max_attempts),
+    }
+    yield facts_table(facts.items())
+    yield from _history(parked.errors)
+
+
+def _history(errors: Iterable[Mapping[str, Any]]) -> Iterator[RenderableType]:
     replay = 0
-    for error in letter.errors:
+    for error in errors:
         yield ""
         if error.get("replay", 0) != replay:
             replay = error.get("replay", 0)

@@ -19,9 +19,19 @@ from ..operations.audit import Record
 from ..operations.health import SECONDS
 from . import __doc__ as about
 from . import dead_letters, operations, plan, policy, retries
-from .commands import INCOMPLETE, OUT_OF_REACH, AsJson, Cursor, Limit, command, group_of, show_entries
+from .commands import (
+    ID_HELP,
+    INCOMPLETE,
+    OUT_OF_REACH,
+    AsJson,
+    Cursor,
+    Limit,
+    command,
+    group_of,
+    show_entries,
+)
 from .finding import CELERY_APP, Place
-from .letters import WHEN, time_from
+from .letters import WHEN, time_from, whereabouts
 from .printing import Listing, answer, brief_time_of, plain, say, show, table, time_of
 
 _GROUPS = (dead_letters, retries, operations, policy)
@@ -131,6 +141,21 @@ def health(
     rows = ((name, check.status, check.message) for name, check in report.checks.items())
     answer(report.to_ojs(), table(("", "status", ""), rows), as_json=as_json)
     return {"away": OUT_OF_REACH, "degraded": INCOMPLETE}.get(report.status)
+
+
+@command(program, "job")
+def job(
+    place: Place,
+    job_id: Annotated[str, Argument(metavar="ID", help=f"The job's id, {ID_HELP}")],
+    as_json: AsJson = False,
+) -> None:
+    """Show where a job is, its attempts and errors: its dead letter or its parked retry.
+
+    The store does not know a job that waits in the broker, runs, has succeeded or was dropped.
+    """
+    jobs = place.bridge.jobs
+    found = jobs.get(jobs.id_of(job_id))
+    answer(found.to_ojs(), *whereabouts(found), as_json=as_json)
 
 
 @command(program, "audit")

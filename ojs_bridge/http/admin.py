@@ -12,9 +12,9 @@ from starlette.requests import Request
 from typing_extensions import NotRequired, TypedDict
 
 from ..bridge import Bridge
-from ..errors import RetryNotFound
+from ..errors import JobNotFound
 from ..operations.rates import RateHistory
-from ..store import EVERYTHING, Letter, Parked
+from ..store import EVERYTHING
 from . import shapes
 from .answers import VERSION, Refusal, invalid, not_found
 from .guarding import ANONYMOUS
@@ -140,17 +140,11 @@ class Admin:
 
     @answers(ADMIN, "GET", "/admin/jobs/{id}")
     def job(self, job_id: str) -> AdminJob:
-        """Get a dead letter, or else a parked retry."""
-        entry: Letter | Parked | None = self._bridge.dead_letters.find(job_id)
-        if entry is None:
-            try:
-                entry = self._bridge.retries.get(job_id)
-            except RetryNotFound:
-                raise not_found("job", job_id) from None
-        job = entry.to_ojs()
-        policy = job.get("policy") or job.get("retry")
-        job |= {"specversion": VERSION, "created_at": job["metadata"].get("created_at")}
-        return cast(AdminJob, job | ({"retry_policy": policy} if policy else {}))
+        """Tell where a job is: its dead letter, or its parked retry."""
+        try:
+            return cast(AdminJob, self._bridge.jobs.get(job_id).to_ojs())
+        except JobNotFound:
+            raise not_found("job", job_id) from None
 
     @answers(ADMIN, "GET", "/admin/stats")
     def stats(self) -> AdminStats:

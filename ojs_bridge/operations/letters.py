@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import NamedTuple, TypeVar, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from ..engine.redaction import Redactor
+from ..errors import JobNotFound
 from ..rules.fingerprint import is_fingerprint
 from ..store import (
     DocumentPage,
@@ -104,6 +105,67 @@ def shown(letter: Letter, redactor: Redactor) -> Letter:
     message, secrets = redactor.message(letter.message)
     errors = tuple(map(secrets.out_of, letter.errors))
     return replace(letter, message=message, errors=errors, reason=secrets.out_of(letter.reason))
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """What the store knows of a job: its dead letter, or its parked retry, redacted."""
+
+    entry: Letter | Parked
+
+    @property
+    def state(self) -> Literal["discarded", "retryable"]:
+        """The state in the specification's word: that of a dead letter is `discarded`."""
+        return "discarded" if isinstance(self.entry, Letter) else "retryable"
+
+    @property
+    def attempts(self) -> int:
+        """The number of attempts that have begun."""
+        return self.entry.attempt if isinstance(self.entry, Letter) else self.entry.attempts
+
+    @property
+    def errors(self) -> Sequence[Mapping[str, Any]]:
+        """The errors of its attempts, the first one first."""
+        return self.entry.errors
+
+    def to_ojs(self) -> dict[str, Any]:
+        """Return the detail of the letter or of the retry, by the shape of `/admin/jobs/{id}`."""
+        job = self.entry.to_ojs()
+        policy = job.get("policy") or job.get("retry")
+        job |= {"specversion": "1.0", "created_at": job["metadata"].get("created_at")}
+        return job | ({"retry_policy": policy} if policy else {})
+
+
+class Jobs:
+    """The one place to ask for a job. Its methods raise StoreError; without a store ConfigurationError."""
+
+    def __init__(
+        self,
+        letter: Callable[[str], Letter | None],
+        retry: Callable[[str], Parked | None],
+        *ids: Callable[[str], str],
+    ) -> None:
+        self._letter, self._retry, self._ids = letter, retry, ids
+
+    def get(self, job_id: str) -> Whereabouts:
+        """Return where a job is, its attempts and errors; raises JobNotFound.
+
+        The store does not know a job that waits in the broker, runs, has succeeded or was dropped.
+        """
+        known = [entry for entry in (self._letter(job_id), self._retry(job_id)) if entry is not None]
+        if not known:
+            raise JobNotFound(
+                f"there is no dead letter and no parked retry of job {job_id!r}: it waits in the broker, "
+                "runs, has succeeded or was dropped"
+            )
+        return Whereabouts(max(known, key=lambda entry: entry.fence))
+
+    def id_of(self, text: str) -> str:
+        """Return the id that is this text, or else the only one that begins with it, as for dead letters."""
+        found = {id_of(text) for id_of in self._ids} - {text}
+        if len(found) > 1:
+            raise ValueError(f"id: {text!r} begins several: {', '.join(sorted(found))}")
+        return found.pop() if found else text
 
 
 def page_size(limit: int) -> int:

@@ -71,6 +71,11 @@ class ParkedRetries:
         """Return a job's parked retry; raises RetryNotFound."""
         return self._shown(self._get(job_id))
 
+    def find(self, job_id: str) -> Parked | None:
+        """Return a job's parked retry, or None."""
+        parked = self._store.get_parked(job_id)
+        return None if parked is None else self._shown(parked)
+
     def id_of(self, text: str) -> str:
         """Return the id of a parked job that is this text, or else the only one, as for dead letters."""
         return text if self._store.get_parked(text) else only_id(text, self._store.parked_beginning)

@@ -15,9 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from ojs_bridge import Bridge, cli
+from ojs_bridge import Bridge, JobNotFound, cli
 from tests.cli.running import environment, run, spawn
+from tests.lives import bridge_with_outbox
+from tests.operations.test_operating import bury
 from tests.servers import eventually, free_port
+from tests.store.test_parked import parked
+from tests.store.test_store import entry
 
 
 @pytest.mark.parametrize("group", [[], ["dead-letters"], ["retries"], ["policy"]])
@@ -225,3 +229,29 @@ def test_neither_framework_is_imported_for_nothing(tmp_path: Path, bridge: Bridg
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set() 0 0\n"
+
+
+def test_a_job_is_asked_for_in_one_place(store: str) -> None:
+    """A dead letter or a parked retry, by its id or the beginning of it; in Python, in words, in JSON."""
+    bridge, _ = bridge_with_outbox(store)
+    bury(bridge, "j-dead-1", errors=(entry(1, message="down"), entry(2, message="down again")))
+    assert bridge.store is not None
+    bridge.store.park(parked("j-parked-1", state={"errors": [entry(1, message="slow")]}))
+    dead, waits = bridge.jobs.get("j-dead-1"), bridge.jobs.get("j-parked-1")
+    assert (dead.state, dead.attempts, len(dead.errors)) == ("discarded", 3, 2)
+    assert (waits.state, waits.attempts, len(waits.errors)) == ("retryable", 1, 1)
+    with pytest.raises(JobNotFound, match="no dead letter and no parked retry of job 'j-none'"):
+        bridge.jobs.get("j-none")
+    for job, words in (
+        ("j-dead", ("j-dead-1", "down again", "3 of 3")),
+        ("j-parked", ("j-parked-1", "slow", "due")),
+    ):
+        told = run("job", job, store=store)
+        assert told.code == 0
+        assert all(word in told.out for word in words), told.out
+    assert run("job", "j-parked-1", "--json", store=store).json[0]["state"] == "retryable"
+    assert run("job", "j-none", store=store).code == 1
+    several = run("job", "j-de", store=store)
+    bury(bridge, "j-dead-2")
+    assert run("job", "j-dead", store=store).code == 2
+    assert several.code == 0
