@@ -1129,6 +1129,32 @@ def test_what_is_away_or_dead_is_on_the_page(browser: Browser, tmp_path: Path) -
     page.close()
 
 
+def test_a_store_that_is_away_is_told_once_and_takes_no_orders(browser: Browser) -> None:
+    """One red box, one time, and no button that writes; all is well when the store is back."""
+    page = browser.new_page()
+    page.clock.install()
+    with Valkey() as valkey:
+        bridge, _ = bridge_with_outbox(valkey.url)
+        assert bridge.store is not None
+        bridge.store.bury(letter("j-1", framework=FRAMEWORK))
+        with listening(app_for(bridge, open_to_all=True)) as address:
+            page.goto(address)
+            expect(page.locator("#letters li")).to_have_count(1)
+            orders = page.locator("#letters-actions button:enabled")
+            expect(orders).not_to_have_count(0)
+            valkey.kill()
+            page.clock.fast_forward(20_000)
+            expect(page.locator("#trouble")).to_contain_text("the store cannot be reached")
+            expect(page.locator("#live-state")).to_have_text(re.compile(r"^Away since \d\d:\d\d:\d\d$"))
+            expect(page.locator("#health li[data-name=store]")).to_have_count(0)
+            expect(orders).to_have_count(0)
+            valkey.start()
+            page.clock.fast_forward(60_000)
+            expect(page.locator("#trouble")).to_be_hidden()
+            expect(orders).not_to_have_count(0)
+    page.close()
+
+
 def check_the_other_views(page: Page, check: Callable[[Page], None]) -> None:
     """Look at each view but the dead letters."""
     views = {"Groups": "#groups li", "Parked retries": "#retries li", "Rates": "#rates figure"}

@@ -30,7 +30,15 @@ export async function call(method, path, { query = {}, body } = {}) {
 export const pathOf = (kind, id, ...rest) => [kind, encodeURIComponent(id), ...rest].join("/");
 
 // A reader's token cannot write. A server tells the role with each answer, and style.css shows what it means.
-export const mayWrite = () => document.body.dataset.role !== "reader";
+// While the store is away nothing can be written.
+export const mayWrite = () => document.body.dataset.role !== "reader" && !document.body.dataset.away;
+
+export function tellAway(isAway) {
+  if (isAway === Boolean(document.body.dataset.away)) return;
+  if (isAway) document.body.dataset.away = "store";
+  else delete document.body.dataset.away;
+  document.dispatchEvent(new Event("role"));
+}
 
 function keepRole(role) {
   if (!role || role === document.body.dataset.role) return;

@@ -73,6 +73,9 @@ document.addEventListener("keydown", (event) => {
 for (const button of document.querySelectorAll(".more-filters")) {
   button.addEventListener("click", () => button.form.classList.toggle("whole"));
 }
+document.addEventListener("role", () => {
+  for (const button of document.querySelectorAll("button[data-write]")) button.disabled = !mayWrite();
+});
 byId("help-button").addEventListener("click", keys["?"]);
 window.addEventListener("hashchange", show);
 setInterval(retries.tick, 1000);

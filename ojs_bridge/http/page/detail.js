@@ -92,10 +92,10 @@ function menu(buttons) {
 function ending(kind, job, changed) {
   const form = formOf(job, { typed, submitted: replay });
   const disabled = !mayWrite();
-  const again = make("button", { type: "button", disabled, on: { click: replay } }, "Replay");
+  const again = make("button", { type: "button", disabled, data: { write: "" }, on: { click: replay } }, "Replay");
   const remove = () => ask("Delete", summary(job), (body) => call("DELETE", pathOf(kind, job.id), { body }), changed);
   const buttons = [
-    again, make("button", { type: "button", className: "danger", disabled, on: { click: remove } }, "Delete"),
+    again, make("button", { type: "button", className: "danger", disabled, data: { write: "" }, on: { click: remove } }, "Delete"),
   ];
   const why = make("p", { className: "quiet" }, "This token can only read.");
   return [disabled ? why : form.box, menu(buttons)];

@@ -66,7 +66,7 @@ function sparkline({ deaths: { since, step_seconds: step, counts } }) {
 
 function button(verb, id) {
   const className = verb === "Delete" ? "danger" : "";
-  return make("button", { type: "button", className, disabled: !mayWrite(), on: { click: () => guarded(() => act(verb, id)) } }, `${verb}…`);
+  return make("button", { type: "button", className, disabled: !mayWrite(), data: { write: "" }, on: { click: () => guarded(() => act(verb, id)) } }, `${verb}…`);
 }
 
 // Replays or deletes the letters of a group, after telling how many they are now.
@@ -82,5 +82,5 @@ function muteButton(id, muted) {
     else if (!await question(`${type}: ${pattern}\nFor seven days, or until it has twice as many deaths. Its letters stay as they are.`, MUTE, (body) => call("POST", path, { body }))) return;
     await load();
   });
-  return make("button", { type: "button", disabled: !mayWrite(), on: { click } }, muted ? "Unmute" : "Mute…");
+  return make("button", { type: "button", disabled: !mayWrite(), data: { write: "" }, on: { click } }, muted ? "Unmute" : "Mute…");
 }

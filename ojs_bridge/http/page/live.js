@@ -1,11 +1,13 @@
 // Keeps the page up to date, unless the reader is in the middle of something, and tells what is not well.
 
-import { call } from "./api.js";
+import { call, tellAway } from "./api.js";
 import { ago, byId, make, trouble } from "./view.js";
 
 const PERIOD = 5_000, LONGEST = 60_000;
 // The server asks the brokers for its health: that is not done at each turn.
 const HEALTH = 15_000;
+// The status of an answer without the store.
+const AWAY = 503;
 // A server that needs long for an answer is asked less often: a tenth of its time is enough.
 const SHARE = 10;
 const state = { paused: false, failedAt: null, updatedAt: new Date(), wait: PERIOD, timer: 0, turn: 0, askedAt: 0 };
@@ -42,10 +44,12 @@ export function start(refresh, isFree) {
       await refresh();
       if (state.failedAt) trouble(null);
       [state.failedAt, state.updatedAt] = [null, new Date()];
+      tellStore(false);
       state.wait = Math.min(Math.max(PERIOD, SHARE * (performance.now() - begun)), LONGEST);
     } catch (error) {
       state.failedAt ||= new Date();
       state.wait = Math.min(2 * state.wait, LONGEST);
+      tellStore(error.status === AWAY);
       trouble(error);
     }
     tell();
@@ -58,7 +62,14 @@ export function start(refresh, isFree) {
 }
 
 const clock = (time) => time.toLocaleTimeString("sv");
-const away = () => `Away since ${clock(state.failedAt)}, last update ${clock(state.updatedAt)}`;
+const away = () => `Away since ${clock(state.failedAt)}${isStoreAway() ? "" : `, last update ${clock(state.updatedAt)}`}`;
+const isStoreAway = () => Boolean(document.body.dataset.away);
+
+// While the store is away one box says so: its line among what is not well would say it again, with another time.
+function tellStore(isAway) {
+  tellAway(isAway);
+  if (isAway) byId("health").querySelector("[data-name=store]")?.remove();
+}
 
 // Tells how many jobs wait in the brokers, and which part of the fleet is away or dead.
 async function tellHealth() {
@@ -66,10 +77,12 @@ async function tellHealth() {
   state.askedAt = Date.now();
   const { checks } = await call("GET", "health").catch(({ details }) => details || {});
   if (!checks) return;
-  const wrong = Object.entries(checks).filter(([, { status }]) => status === "away" || status === "degraded");
+  const wrong = Object.entries(checks).filter(
+    ([name, { status }]) => ["away", "degraded"].includes(status) && !(name === "store" && isStoreAway()),
+  );
   byId("health").replaceChildren(...wrong.map(([name, { status, message, away_since: since }]) => {
     const told = since ? `away since ${clock(new Date(since))}` : status;
-    return make("li", {}, make("b", {}, name), ` ${told}: ${message}`);
+    return make("li", { data: { name } }, make("b", {}, name), ` ${told}: ${message}`);
   }));
   const { depth, queues = [] } = checks.backlog, oldest = queues.map((queue) => queue.oldest_at).filter(Boolean).sort()[0];
   const waiting = depth === undefined ? "" : `${depth.toLocaleString()} in the queues`;

@@ -63,7 +63,7 @@ function act(name, verb, job, work) {
     await guarded(load);
   };
   const className = words.isDanger ? "danger" : "";
-  return make("button", { type: "button", className, disabled: !mayWrite(), on: { click: ask } }, name);
+  return make("button", { type: "button", className, disabled: !mayWrite(), data: { write: "" }, on: { click: ask } }, name);
 }
 
 export function tick() {
