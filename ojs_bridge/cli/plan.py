@@ -209,7 +209,7 @@ def show_all(app: str, planned: Sequence[Planned]) -> None:
 def _counts(planned: Sequence[Planned]) -> str:
     counts = {
         "do exactly what they do today": sum(one.exact for one in planned),
-        "change": sum(bool(one.differences) for one in planned),
+        "change": sum(one.policy is not None and not one.exact for one in planned),
         "are not known, and not in the file": sum(one.policy is None for one in planned),
     }
     changes = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
@@ -224,6 +224,8 @@ def _worst(one: Planned) -> Iterator[tuple[int, str]]:
     for hazard in one.hazards:
         if hazard.name in _SERIOUS:
             yield 1 + _SERIOUS.index(hazard.name), f"{hazard.name}: {hazard.text}"
+        elif hazard.differs and one.policy is not None:
+            yield len(_SERIOUS) + 1, f"changes: {hazard.name}: {hazard.text}"
     yield from ((len(_SERIOUS) + 1, f"changes: {text}") for text in one.differences[:1])
     yield from ((len(_SERIOUS) + 2, f"not known: {line}") for line in one.open[:1])
 
@@ -240,7 +242,8 @@ def _statements(one: Planned) -> Iterator[tuple[str, str]]:
     if one.policy is not None:
         fields = ", ".join(f"{name} {plain(value)}" for name, value in one.entry.items())
         yield "policy", fields or "its native numbers"
-        yield from (("differs", text) for text in one.differences or ("in nothing",))
+        beside = [f"as the hazard {hazard.name} says" for hazard in one.hazards if hazard.differs]
+        yield from (("differs", text) for text in (*one.differences, *beside) or ("in nothing",))
     else:
         yield "policy", "none: it is not in the file"
     yield from (("hazard", f"{hazard.name}: {hazard.text}") for hazard in one.hazards)

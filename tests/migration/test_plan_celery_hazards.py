@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
+import json
+import pickle
+import zlib
 from typing import Any, ClassVar
 
 import pytest
 from celery import Task
+from kombu.serialization import register
 
 from ojs_bridge import Bridge
 from ojs_bridge.celery import install
 from ojs_bridge.celery.attach import is_bridged
+from ojs_bridge.cli.plan import _statements, _worst
 from tests.migration.planning import app_with, only
 
 AUTO: dict[str, Any] = {"autoretry_for": (OSError,)}
@@ -142,6 +150,50 @@ NOT_THERE: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
 def test_no_hazard(name: str, body: Any, options: dict[str, Any], conf: dict[str, Any]) -> None:
     """Harmless settings that look like a hazard are not reported as one."""
     assert name not in hazards_of(body, options, conf)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_exact"),
+    [({}, True), ({"acks_late": True}, False), ({"acks_late": True, "reject_on_worker_lost": True}, False),
+     ({"expires": 1}, False), ({"time_limit": 3}, False), ({"retry_on_worker_lost": True}, False),
+     ({"throws": (KeyError,)}, True)],
+)  # fmt: skip
+def test_a_hazard_that_is_a_difference(options: dict[str, Any], is_exact: bool) -> None:
+    """A task that the bridge treats otherwise is not one that does exactly what it does today."""
+    found = only(app_with(fails, **STEADY, **options))
+    assert (found.differences, found.exact) == ((), is_exact)
+    differs = [text for heading, text in _statements(found) if heading == "differs"]
+    assert (differs == ["in nothing"]) is is_exact
+    assert any(text.startswith("changes: ") or "bridge" in text for _, text in _worst(found)) is not is_exact
+
+
+def _signed(data: bytes) -> bytes:
+    return hmac.new(b"key", data, hashlib.sha256).digest() + data
+
+
+def _checked(data: Any) -> Any:
+    if not hmac.compare_digest(bytes(data), _signed(bytes(data)[32:])):
+        raise ValueError("not signed")
+    return pickle.loads(bytes(data)[32:])
+
+
+#: A decoder of a fleet's own, and whether it runs what anyone may have sent.
+DECODERS: dict[str, tuple[Any, bool]] = {
+    "pickle-signed": (_checked, False),
+    "pickle-of-nothing": (json.loads, False),
+    "fast": (pickle.loads, True),
+    "small": (lambda data: pickle.loads(zlib.decompress(data)), True),
+    "readable": (lambda data: pickle.loads(base64.b64decode(data)), True),
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_what_a_decoder_does_and_not_its_name(name: str) -> None:
+    """A serializer is a hazard if its decoder runs the code of a pickle that nobody has signed."""
+    decode, is_hazard = DECODERS[name]
+    register(name, json.dumps, decode, f"application/x-{name}", "binary")
+    for conf in ({"task_serializer": name}, {"accept_content": ["json", name]}):
+        assert ("pickle" in hazards_of(fails, {}, conf)) is is_hazard
 
 
 def test_autoretry_that_celery_does_not_read() -> None:

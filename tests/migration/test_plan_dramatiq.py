@@ -129,9 +129,9 @@ def test_the_policy_waits_as_long_on_average() -> None:
         "backoff_strategy": "exponential",
     }
     assert found.differences == (
-        "retry 1 waits 0.75 s to 2.25 s, not 1 s to 2 s",
         "retry 3 waits 3 s to 6 s as before, but 5.25 s on average, not 4.75 s",
         "the first 3 waits together are on average 9.75 s, not 9.25 s",
+        "retry 1 waits 0.75 s to 2.25 s, not 1 s to 2 s",
     )
 
 
@@ -297,3 +297,22 @@ def test_throws_is_what_the_policy_rules_out() -> None:
     found = plan_of(StubBroker(), throws=(OSError, KeyError))
     assert found.policy is not None
     assert found.policy["non_retryable_errors"] == ["builtins.OSError", "builtins.KeyError"]
+
+
+class Signed(dramatiq.PickleEncoder):
+    """An encoder that refuses what it has not signed."""
+
+    def decode(self, data: bytes) -> Any:
+        if not data.startswith(b"signed"):
+            raise ValueError("not signed")
+        return super().decode(data[6:])
+
+
+def test_messages_that_are_pickled_and_signed() -> None:
+    """What counts is what the decoder does, not its class."""
+    encoder = dramatiq.get_encoder()
+    dramatiq.set_encoder(Signed())
+    try:
+        assert "pickle" not in [hazard.name for hazard in plan_of().hazards]
+    finally:
+        dramatiq.set_encoder(encoder)

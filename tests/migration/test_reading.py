@@ -810,7 +810,7 @@ READ: dict[str, tuple[str, Any, tuple[float, ...] | str]] = {
         "    except self.MaxRetriesExceededError:\n        return 1\n", 4, (5,) * 3,
     ),
     "a Reject that drops the message": (
-        "@app.task(name='job', shared=False, acks_late=True)\ndef job():\n    if os.getpid():\n"
+        "@app.task(name='job', shared=False)\ndef job():\n    if os.getpid():\n"
         "        raise Reject('no', requeue=False)\n    raise Reject('never')\n", 1, (),
     ),
     "an apply_async that locks what is sent first": (

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
+import gzip
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import product
@@ -99,6 +102,8 @@ class Hazard:
 
     name: str
     text: str
+    #: Whether the task does something else under the bridge for it.
+    differs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +143,7 @@ class Planned:
     @property
     def exact(self) -> bool:
         """Whether the task does under the policy exactly what it does today."""
-        return self.policy is not None and not self.differences
+        return self.policy is not None and not self.differences and not any(x.differs for x in self.hazards)
 
 
 def planned(
@@ -212,6 +217,25 @@ def pickled(subject: str) -> Hazard:
     )
 
 
+_RAN: list[str] = []
+#: A pickle that calls `_note` when it is read, and does nothing else.
+_PROBE = b"cojs_bridge.migration.plan\n_note\n(tR."
+
+
+def _note() -> None:
+    _RAN.append("run")
+
+
+def unpickles(decode: Callable[[bytes], object]) -> bool:
+    """Return whether a decoder runs the code of a pickle that anyone could have made, perhaps compressed."""
+    _RAN.clear()
+    coded = (codecs.encode(_PROBE, name) for name in ("base64", "hex", "zlib", "bz2"))
+    for sent in (_PROBE, gzip.compress(_PROBE), *coded):
+        with suppress(Exception):
+            decode(sent)
+    return bool(_RAN)
+
+
 class Injected(Exception):
     """The injected failure of a task that names no error of its own."""
 
@@ -268,7 +292,7 @@ def _judged(one: Planned, native: Measured, moved: Measured, policy: RetryPolicy
     differences = [f"measured under the policy: {x}" for x in [_unlike(moved, today.runs, waits)] if x]
     if native.end != moved.end:
         differences.append(f"measured: it ends in {moved.end} under the policy, and in {native.end} today")
-    return replace(one, measured=bool(native.end), differences=(*one.differences, *differences))
+    return replace(one, measured=bool(native.end), differences=(*differences, *one.differences))
 
 
 def _unlike(measured: Measured, runs: object, waits: tuple[WaitRange, ...] | NotKnown) -> str:
@@ -394,20 +418,28 @@ def alike(one: WaitRange, other: WaitRange) -> bool:
 
 
 def differing(today: Sequence[WaitRange], then: Sequence[WaitRange]) -> Iterator[str]:
-    """Yield the differences from today's waits: the first and the last one, and the sum."""
+    """Yield the differences from today's waits, the largest first: the first and last one, and the sum."""
+    told = [*_differing(today, then)]
+    yield from (text for _, text in sorted(told, key=lambda x: -x[0]))
+
+
+def _differing(today: Sequence[WaitRange], then: Sequence[WaitRange]) -> Iterator[tuple[float, str]]:
+    """Yield differences, each with its seconds."""
     unlike = [n for n, pair in enumerate(zip(today, then, strict=True), 1) if not alike(*pair)]
     for n in dict.fromkeys(unlike[:1] + unlike[-1:]):
         was, becomes = today[n - 1], then[n - 1]
+        ends = ((was.least, becomes.least), (was.mean, becomes.mean), (was.most, becomes.most))
+        apart = max(abs(one - other) for one, other in ends)
         if _in_words(was) != _in_words(becomes):
-            yield f"retry {n} waits {_in_words(becomes)}, not {_in_words(was)}"
+            yield apart, f"retry {n} waits {_in_words(becomes)}, not {_in_words(was)}"
         else:
             means = f"{spoken(becomes.mean)} on average, not {spoken(was.mean)}"
-            yield f"retry {n} waits {_in_words(becomes)} as before, but {means}"
+            yield apart, f"retry {n} waits {_in_words(becomes)} as before, but {means}"
     if unlike and len(today) > 1:
         before, after = (math.fsum(wait.mean for wait in waits) for waits in (today, then))
         same = math.isclose(before, after, **_CLOSE)
         how = "the same" if same else f"{spoken(after)}, not {spoken(before)}"
-        yield f"the first {len(today)} waits together are on average {how}"
+        yield abs(after - before), f"the first {len(today)} waits together are on average {how}"
 
 
 def _in_words(wait: WaitRange) -> str:

@@ -11,6 +11,8 @@ from unittest.mock import patch
 
 from celery import Celery, Task, signals
 from celery.exceptions import Ignore
+from kombu.exceptions import SerializerNotInstalled
+from kombu.serialization import loads, prepare_accept_content
 
 from ....bridge import Bridge
 from ....celery import compat, install
@@ -43,6 +45,7 @@ from .. import (
     policy_wait,
     raised_for,
     steady,
+    unpickles,
 )
 from .native import Fleet, Reading, autoretries, read
 
@@ -200,13 +203,15 @@ def _of_time(app: Celery, reading: Reading) -> Iterator[Hazard]:
             "time-limit",
             f"time_limit={limit} ends a job at once, without a retry; under the bridge it uses an attempt, "
             "of the error type timeout",
+            differs=True,
         )
     if isinstance(expires, (int, float)) and isinstance(span, WaitRange) and span.most > expires:
         yield Hazard(
             "expires",
             f"expires={expires} counts from the first sending, and the retries take up to "
-            f"{spoken(span.most)}: Celery silently revokes a retry that is due later; the bridge ends such a "
-            "job as on_exhaustion says",
+            f"{spoken(span.most)}: Celery silently revokes a retry that is due later; under a policy the "
+            "bridge ends such a job at once, as on_exhaustion says",
+            differs=True,
         )
 
 
@@ -214,18 +219,20 @@ def _of_lost_workers(task: Task) -> Iterator[Hazard]:
     uses = "under the bridge a lost worker uses an attempt"
     if getattr(task, "retry_on_worker_lost", False):
         text = f"retry_on_worker_lost=True retries a job that kills its worker; {uses}"
-        yield Hazard("retry-on-worker-lost", f"{text}, and the policy's waits count")
+        yield Hazard("retry-on-worker-lost", f"{text}, and the policy's waits count", differs=True)
     elif task.acks_late and task.reject_on_worker_lost:
         yield Hazard(
             "poison-job",
             "reject_on_worker_lost=True requeues a job that kills its worker, uncounted and without end; "
             f"{uses}",
+            differs=True,
         )
     elif task.acks_late:
         yield Hazard(
             "acks-late-alone",
             "acks_late=True without reject_on_worker_lost: a job whose pool process is killed is not run "
             f"again; {uses}",
+            differs=True,
         )
     elif task.reject_on_worker_lost:
         yield Hazard(
@@ -248,10 +255,24 @@ def _of_options(app: Celery, task: Task) -> Iterator[Hazard]:
             "throws",
             f"throws={names} only lowers the log level: it stops no retry; non_retryable_errors would",
         )
-    if "pickle" in str(task.serializer or app.conf.task_serializer):
-        yield pickled("the task's serializer is pickle")
-    elif any("pickle" in str(kind) for kind in app.conf.accept_content or ()):
-        yield pickled("accept_content takes pickle")
+    serializer = task.serializer or app.conf.task_serializer
+    if _unpickles(serializer):
+        yield pickled(f"the task's serializer is {serializer}")
+    elif kinds := [str(kind) for kind in app.conf.accept_content or () if _unpickles(kind)]:
+        yield pickled(f"accept_content takes {', '.join(sorted(kinds))}")
+
+
+def _unpickles(kind: str) -> bool:
+    """Return whether what is registered under a name or a content type runs the code of a pickle."""
+    with suppress(SerializerNotInstalled):
+        for content_type in prepare_accept_content([kind]):  # type: ignore[no-untyped-call]
+            if unpickles(partial(_loaded, content_type)):
+                return True
+    return False
+
+
+def _loaded(content_type: str, data: bytes) -> Any:
+    return loads(data, content_type, "binary", accept={content_type})  # type: ignore[no-untyped-call]
 
 
 def measured(app: Celery, planned_tasks: Sequence[Planned]) -> list[Planned]:

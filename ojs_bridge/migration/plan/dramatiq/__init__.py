@@ -49,6 +49,7 @@ from .. import (
     planned,
     policy_wait,
     raised_for,
+    unpickles,
 )
 from ..code import is_the_users
 from .reading import Around, Settings, place_of, retries_of
@@ -170,7 +171,7 @@ def _hazards(settings: Settings, native: NativeRetries, broker: Broker) -> Itera
     else:
         yield from _of_retries(settings, native)
     yield from _of_waits(settings, native, broker)
-    if isinstance(dramatiq.get_encoder(), dramatiq.PickleEncoder):
+    if unpickles(dramatiq.get_encoder().decode):
         yield pickled("messages are pickled")
 
 
@@ -182,6 +183,7 @@ def _of_retries(settings: Settings, native: NativeRetries) -> Iterator[Hazard]:
             "lost-worker",
             "max_retries=0, and yet Dramatiq runs a job again whose worker dies; under the bridge the lost "
             "worker has used the only attempt, and the job is a dead letter",
+            differs=True,
         )
     if settings.retry_when is not None:
         asked = (
