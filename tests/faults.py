@@ -22,8 +22,14 @@ class OddStoreError(StoreError):
     """An error of a store that the bridge does not expect."""
 
 
+class NoDescriptor(OSError):
+    """The process can open nothing more."""
+
+
+#: What a process lacks for a while: no job is to blame.
+LACKS = (MemoryError, RecursionError, NoDescriptor)
 KINDS: Mapping[str, type[Exception]] = {
-    error.__name__: error for error in (RuntimeError, MemoryError, RecursionError, OddStoreError)
+    error.__name__: error for error in (RuntimeError, OddStoreError, *LACKS)
 }
 #: The steps of a job of each framework, from its receipt to its handler.
 _SHARED = [
@@ -63,7 +69,6 @@ STEPS_OF = {
         "dramatiq.run:ActorRun._ask",
         "dramatiq.run:bare_job",
         "dramatiq.run:max_age",
-        "dramatiq.run:names_exceptions",
         "dramatiq.run:job_of",
         "dramatiq.run:publication",
         "dramatiq.translate:decoded",

@@ -38,6 +38,8 @@ PACKAGE = f"{Path(ojs_bridge.__file__).parent}/"
 #: Python 3.12 calls no function for these; a generator expression is called by all versions.
 INLINED = {"<listcomp>", "<setcomp>", "<dictcomp>"}
 SCHEDULER = "ojs-scheduler"
+#: How many functions of the package a scheduler is within when it rests: two that keep it, and its round.
+RESTING = 3
 POLICY = {"max_attempts": 5, "initial_interval": "PT0.2S", "backoff_strategy": "none", "jitter": False}
 #: With it a retry of that policy waits in the store; without it, in the broker.
 PARKED = {"park_after": "PT0.1S"}
@@ -159,10 +161,10 @@ class Handler:
 
 
 def scheduler_rests() -> bool:
-    """Return whether no scheduler is in the midst of a round: it is in its loop alone."""
+    """Return whether no scheduler is in the midst of a round: it waits there for the next one."""
     frames = sys._current_frames()
     threads = [thread.ident for thread in threading.enumerate() if thread.name == SCHEDULER]
-    return all(depth_of(frames.get(ident or 0)) <= 1 for ident in threads)
+    return all(depth_of(frames.get(ident or 0)) <= RESTING for ident in threads)
 
 
 def celery_runs(trace: Trace, bridge: Bridge, *, fails: bool = True) -> None:

@@ -291,7 +291,7 @@ FENCED["migration"] = FENCED["testing"] = FENCED["celery"] | FENCED["dramatiq"]
 OPEN = {"testing": [PACKAGE / "bridge.py", *files("engine")]}
 #: Python's own names with an underscore, and names of a framework's that other objects have, too, or that are
 #: options of a task.
-OF_PYTHON = {"_exit", "_getframe", "_replace"}
+OF_PYTHON = {"_current_frames", "_exit", "_getframe", "_replace"}
 COMMON = {"autoretry_for", "channel", "confirm_delivery", "connection", "consumer", "max_retries", "queue"}
 
 

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
-from celery import Celery, Task, current_app, signals
+from celery import Celery, Task, signals
 from celery.exceptions import SoftTimeLimitExceeded
 
 from ..bridge import Bridge
@@ -22,6 +22,7 @@ from ..config.policies import MISNAMED, Installed, Policies, misnamed
 from ..config.settings import the_retry
 from ..engine.engine import Engine
 from ..engine.layers import Layers, NativeJitter, RetryOn, TaskPolicy
+from ..engine.runs import Lost
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..messages import CREATED, HEADER, RETRY_OPTION
 from ..rules.backoff import Rng
@@ -59,6 +60,8 @@ ADOPT = "_ojs_adopt"
 DECLARED = "_ojs_declared"
 #: The attribute of a request that has its run.
 RUNNING = "ojs_execution"
+#: And the engine's answer that has its reservation.
+HELD = "ojs_held"
 _EVERY_NAME = Policies(None)
 #: The module of Celery's own task classes.
 NATIVE = "celery.app.task"
@@ -434,16 +437,14 @@ def _write_policy(app: Celery, name: str, options: dict[str, Any]) -> None:
 
 def settle_success(task: Task | None = None, **_: Any) -> None:
     """Settle a success after its result is stored and its chain and links are sent."""
-    settle = vars(task.request).pop("ojs_ended", None) if task else None
-    if settle is not None:
-        settle()
-
-
-def _let_listeners_finish(**_: Any) -> None:
-    bridge: Bridge | None = vars(compat.get_current_object(current_app)()).get(BRIDGE)
-    if bridge is not None:
-        bridge.flush()
-
-
-signals.worker_process_shutdown.connect(_let_listeners_finish, weak=False)
-signals.worker_shutdown.connect(_let_listeners_finish, weak=False)
+    own = vars(task.request) if task else {}
+    settle, held = own.pop("ojs_ended", None), own.pop(HELD, None)
+    try:
+        if settle is not None:
+            settle()
+    finally:
+        reserved: Any = held and (held.run if isinstance(held, Lost) else held).reservation
+        heart = attach(task.app).engine.reservations.heart if task and reserved else None
+        if heart and heart.holds(reserved):
+            # Something has broken into its end.
+            heart.abandon(reserved)

@@ -24,6 +24,7 @@ from celery.exceptions import Reject
 from celery.worker import state
 
 from ..engine.storage_retry import Outage
+from ..engine.threads import keep_going
 from ..errors import StoreError
 from ..rules.decision import Decision
 from ..rules.failures import HandlerFailed, safe_repr
@@ -82,9 +83,9 @@ class Hold(Reject):  # type: ignore[misc]
         return str(self.reason)
 
 
-def until_begun(error: BaseException) -> Hold:
-    """Return the exception that has the worker hold a delivery until its job can begin."""
-    return Hold(safe_repr(error), needs_store=isinstance(error, StoreError))
+def until_begun(error: BaseException, outcome: Unsettled | None = None) -> Hold:
+    """Return the exception that has the worker hold a delivery until its job can begin, or its run end."""
+    return Hold(safe_repr(error), needs_store=isinstance(error, StoreError), outcome=outcome)
 
 
 def held(
@@ -227,13 +228,11 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
     def _tries_again(self, why: Hold) -> bool:
         """Let a thread try what waits; False if none can be started, for want of memory or of threads."""
         if self._thread is None:
-            thread = threading.Thread(target=self._run, args=(why,), name="ojs-holding", daemon=True)
             try:
-                thread.start()
+                self._thread = keep_going("ojs-holding", partial(self._round, why))
             except RuntimeError:
                 logger.exception("jobs go back to their queues: none can wait here")
                 return False
-            self._thread = thread
         return True
 
     def _has(self, request: Any) -> bool:
@@ -246,13 +245,12 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
         if kept:
             compat.on_task_request(self._consumer)(request)
 
-    def _run(self, why: Hold) -> None:
-        while not self._is_over():
-            self._outage.wait(why, lambda: False)
-            try:
-                self._try_again()
-            except Exception:
-                logger.exception("jobs wait on")
+    def _round(self, why: Hold) -> bool:
+        if self._is_over():
+            return False
+        self._outage.wait(why, lambda: False)
+        self._try_again()
+        return True
 
     def _is_over(self) -> bool:
         with self._lock:

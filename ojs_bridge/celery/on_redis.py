@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Container
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +16,7 @@ from celery.concurrency import solo
 from celery.worker import state
 
 from ..engine.presence import Dead, Presence, text_of
+from ..engine.threads import keep_going
 from . import compat
 from .attach import attach
 from .taking import Taking, client_of, keys_of, this_worker
@@ -88,10 +90,7 @@ class Visibility(bootsteps.StartStopStep):  # type: ignore[misc]
             if isinstance(channel, Taking):
                 self._presence = present(consumer)
             seconds = channel.visibility_timeout / _BEATS
-            beating = threading.Thread(
-                target=_beat, args=(consumer, self._over, seconds), name="ojs-visibility", daemon=True
-            )
-            beating.start()
+            keep_going("ojs-visibility", partial(_beat, consumer, self._over, seconds))
 
     def stop(self, consumer: Any) -> None:
         """Go on: the worker connects anew, or a warm shutdown waits for running jobs."""
@@ -188,12 +187,14 @@ def give_back_strays(channel: Any) -> None:
             logger.warning("%d messages that this worker has lost with its connection go back", count)
 
 
-def _beat(consumer: Any, over: threading.Event, seconds: float) -> None:
-    while not over.wait(seconds):
-        try:
-            renew(consumer.task_consumer.channel)
-        except Exception as error:  # noqa: BLE001 - no connection just now; the next beat finds another
-            logger.info("deliveries are not renewed: %r", error)
+def _beat(consumer: Any, over: threading.Event, seconds: float) -> bool:
+    if over.wait(seconds):
+        return False
+    try:
+        renew(consumer.task_consumer.channel)
+    except Exception as error:  # noqa: BLE001 - no connection just now; the next beat finds another
+        logger.info("deliveries are not renewed: %r", error)
+    return True
 
 
 def renew(channel: Any) -> None:

@@ -21,9 +21,10 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, Work
 from celery.result import AsyncResult
 from celery.utils.serialization import get_pickleable_exception
 
-from ..engine.events import let_through, log_error, strikes
+from ..engine.events import log_error, strikes
 from ..engine.reservations import TakenOver
 from ..engine.runs import Run
+from ..engine.threads import let_through
 from ..rules.failures import (
     ErrorMap,
     Failure,

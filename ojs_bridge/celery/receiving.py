@@ -18,7 +18,8 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 
 from ..engine.canary import Canary
 from ..engine.events import harmless
-from ..engine.storage_retry import at_once
+from ..engine.storage_retry import at_once, is_of_process
+from ..engine.threads import AGAIN
 from ..messages import HEADER, parameters_of
 from ..rules.failures import MAX_MESSAGE, cut, nests_deeper, safe_repr
 from ..rules.job import MAX_DEPTH, Job, count_of, decoded
@@ -82,13 +83,33 @@ def keeping(task: Task, consumer: Any, handler: Handler, natively: Callable[[], 
             if message.acknowledged or type(error).__module__.startswith(GREEN):
                 raise
             _free_place(consumer.controller, error)
-            if not _is_kept(task, message, error):
+            again = functools.partial(receive, message, *rest, **options)
+            if _waits(task, consumer, message, error, again) or not _is_kept(task, message, error):
                 return None
             if isinstance(error, _DROPPED):
                 raise
             raise InvalidTaskError(repr(error)) from error
 
     return receive
+
+
+def _waits(task: Task, consumer: Any, message: Any, error: Exception, receive: Callable[[], Any]) -> bool:
+    """Let a message be received once more in a second, if the error says nothing of it; else return False."""
+    body = message.body if isinstance(message.body, bytes) else str(message.body).encode()
+    if not is_of_process(error, message.headers, body):
+        return False
+
+    def again() -> None:
+        # On another connection the broker has given it to a worker anew.
+        if message.channel is consumer.task_consumer.channel:
+            try:
+                receive()
+            except _DROPPED as dropped:
+                consumer.on_invalid_task(None, message, dropped)
+
+    logger.error("a message of %s waits in this worker: %r", task.name, error)
+    consumer.timer.call_after(AGAIN, again)
+    return True
 
 
 def _free_place(controller: Any, error: Exception) -> None:

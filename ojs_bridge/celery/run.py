@@ -17,19 +17,19 @@ from celery import Task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from typing_extensions import assert_never
 
-from ..engine.carrying import NotCarried
+from ..engine.carrying import NotCarried, may_pass
 from ..engine.engine import Engine
 from ..engine.events import log_error
 from ..engine.reservations import TakenOver
 from ..engine.runs import Drop, Lost, Onward, Postpone, Refuse, Run, Settlement
-from ..errors import InvalidState, StoreError, Unstorable
+from ..errors import InvalidState, StoreError
 from ..messages import HEADER, parameters_of
 from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
 from ..rules.failures import outcome_of, traceback_of
 from ..rules.job import Job
 from . import sending
 from . import wire as wires
-from .attach import FRAMEWORK, attach, task_policy
+from .attach import FRAMEWORK, HELD, attach, task_policy
 from .holding import Hold, Unsettled, held, portable, until_begun
 from .outcomes import (
     LostAttempt,
@@ -71,6 +71,7 @@ class TaskRun:
         self._headers: Mapping[str, Any] = (request.headers or {}) if self._parts is None else self._parts[3]
         #: The mark by which two messages of the job's first run differ; "" if the broker gives none.
         self._publication = "" if self._parts is None else self._parts[4]
+        self.parts = self._headers, request.args, request.kwargs
         self._begun: Run | None = None
         self._wish: Wish | None = None
         #: What a retry changes of its job.
@@ -136,9 +137,7 @@ class TaskRun:
         try:
             job, bare = self._read()
             begun = self.engine.begin(
-                job,
-                bare,
-                task_policy(self._task.app, self._task),
+                *(job, bare, task_policy(self._task.app, self._task)),
                 publication=self._publication,
                 redelivered=not self._publication,
                 can_wait=self.can_wait,
@@ -147,10 +146,9 @@ class TaskRun:
         except SoftTimeLimitExceeded:
             raise
         except Exception as error:  # noqa: BLE001 - Celery would take it for an error of the task
-            if isinstance(error, StoreError) and not isinstance(error, Unstorable):
-                raise until_begun(error) from None
             with undisturbed():
                 raise self.unbegun(error) from None
+        setattr(self._request, HELD, begun if isinstance(begun, (Run, Lost)) else None)
         if isinstance(begun, Run):
             self._begun = begun
             return begun
@@ -223,6 +221,8 @@ class TaskRun:
 
     def unbegun(self, error: Exception) -> Exception:
         """Keep a job that could not be begun, and return the exception that tells Celery of it."""
+        if not self._request.is_eager and may_pass(self, error):
+            return until_begun(error, self._unsettled)
         logger.error("job %s could not be begun", known(self._request), exc_info=error)
         try:
             job, bare = self._read()

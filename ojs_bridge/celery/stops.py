@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import re
 import signal
+from typing import Any
 
 from billiard.common import EX_SOFTWARE
 from billiard.exceptions import WorkerLostError
+from celery import current_app, signals
 from celery.worker import state
 
+from ..bridge import Bridge
 from . import compat
+from .attach import BRIDGE
 
 #: The signals that stop a worker, and the status of a process that one strikes while it ends of another.
 _STOPPED: set[int] = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, EX_SOFTWARE}
@@ -44,3 +48,13 @@ def may_be_of_a_stop(died: BaseException) -> bool:
     """
     status = _STATUS.search(str(died)) if isinstance(died, WorkerLostError) else None
     return is_cold() or (status is not None and int(status[1]) in _STOPPED)
+
+
+def _let_listeners_finish(**_: Any) -> None:
+    bridge: Bridge | None = vars(compat.get_current_object(current_app)()).get(BRIDGE)
+    if bridge is not None:
+        bridge.flush()
+
+
+signals.worker_process_shutdown.connect(_let_listeners_finish, weak=False)
+signals.worker_shutdown.connect(_let_listeners_finish, weak=False)

@@ -25,6 +25,7 @@ from ..rules.policy import PartialPolicy
 from . import compat
 from .attach import (
     AUTORETRYING,
+    HELD,
     NATIVE,
     RUNNING,
     check_signatures,
@@ -68,8 +69,9 @@ _REQUEUEING = {
     "acks_on_timeout": True,
 }
 
-# Without it, Celery would take this attribute of a request for a header, and send it along.
+# Without it, Celery would take such an attribute of a request for a header, and send it along.
 setattr(Context, RUNNING, None)
+setattr(Context, HELD, None)
 
 
 class RequestClass:

@@ -19,6 +19,7 @@ from celery.worker import state
 
 from ..bridge import Bridge
 from ..config.settings import fetches_reliably
+from ..engine.threads import keep_going
 from ..errors import ConfigurationError
 from . import compat
 from .attach import attach, check_task, is_bridged, policies_of, task_policy
@@ -152,7 +153,7 @@ class ConsumerWatch(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, consumer: Any, **options: Any) -> None:
         super().__init__(consumer, **options)
         self._over: threading.Event | None = None
-        self._takes = True
+        self._takes, self._silent = True, 0
         create = compat.create_task_handler(consumer, None)
         self._hears = create is not None
         if self._hears:
@@ -177,9 +178,7 @@ class ConsumerWatch(bootsteps.StartStopStep):  # type: ignore[misc]
         """Begin, once, if the broker can say how many messages a queue has."""
         if self._over is None and self._hears and consumer.connection.transport.driver_type in _TIMEOUTS:
             self._over = threading.Event()
-            threading.Thread(
-                target=self._watch, args=(consumer, self._over), name="ojs-watch", daemon=True
-            ).start()
+            keep_going("ojs-watch", functools.partial(self._watch, consumer, self._over))
 
     def stop(self, consumer: Any) -> None:
         """Go on: the connection is being renewed."""
@@ -191,17 +190,18 @@ class ConsumerWatch(bootsteps.StartStopStep):  # type: ignore[misc]
 
     terminate = shutdown
 
-    def _watch(self, consumer: Any, over: threading.Event) -> None:
-        silent = 0
-        while not over.wait(LOOK):
-            try:
-                queue = self._neglected(consumer)
-            except Exception as error:  # noqa: BLE001 - Celery itself says that the broker is away
-                logger.info("whether this worker takes what its queues have is not known: %r", error)
-                queue = None
-            silent = silent + 1 if queue else 0
-            if queue:
-                _act(silent, queue)
+    def _watch(self, consumer: Any, over: threading.Event) -> bool:
+        if over.wait(LOOK):
+            return False
+        try:
+            queue = self._neglected(consumer)
+        except Exception as error:  # noqa: BLE001 - Celery itself says that the broker is away
+            logger.info("whether this worker takes what its queues have is not known: %r", error)
+            queue = None
+        self._silent = self._silent + 1 if queue else 0
+        if queue:
+            _act(self._silent, queue)
+        return True
 
     def _neglected(self, consumer: Any) -> str | None:
         """Return a queue with messages, if this free worker has taken none since the last look."""

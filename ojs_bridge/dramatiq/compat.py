@@ -61,6 +61,17 @@ of_worker_thread = {
     name: vital(name, _RUNNER, "replace a thread that ran actors and has died")
     for name in ("consumers", "work_queue", "timeout", "paused")
 }
+#: The variable of what a thread has taken from its queue; before Dramatiq 2.2 that is the message itself.
+taken = minor("item", f"{_RUNNER}.run", "give back the message of a thread that has died", since="2.2")
+
+
+def taken_in(frame: Any) -> MessageProxy | None:
+    """Return the message that a thread has taken last, by the frame of its `run`."""
+    own = frame.f_locals
+    item = own.get(taken.name)
+    message: MessageProxy | None = own.get("message") if item is None else item.message
+    return message
+
 
 # Redis
 redis_message_id = _redis("redis_message_id", f"{_BROKER}.enqueue", "tell the messages of one job apart")

@@ -13,6 +13,9 @@ from dramatiq.broker import Broker, Consumer, MessageProxy
 from dramatiq.common import dq_name
 from dramatiq.errors import ConnectionClosed
 
+from ..engine.reservations import Reservations
+from ..engine.runs import Lost, Run
+from ..engine.storage_retry import is_of_process
 from ..errors import StoreError
 from . import compat
 from .brokers import (
@@ -49,10 +52,12 @@ class SettlingConsumer(Consumer):
         hands: Hands,
         wake: Wake,
         acks: Acknowledgements | None,
+        reservations: Reservations,
     ) -> None:
         self._inner = inner
         self._broker = broker
         self._hands = hands
+        self._reservations = reservations
         self._queue_name = queue_name
         self._take = sound(broker, inner, queue_name, taking(broker, inner, queue_name, wake, hands))
         self._is_delayed = queue_name == dq_name(queue_name)
@@ -81,9 +86,11 @@ class SettlingConsumer(Consumer):
                 return
             try:
                 acks.send(message, acknowledged)
-            except redis_errors() as error:
+            except (*redis_errors(), MemoryError, RecursionError) as error:  # type: ignore[misc]
                 # Whatever the error is: Dramatiq would give up, and others have left theirs to this thread.
                 raise ConnectionClosed(error) from None
+            if delivery is not None:
+                delivery.is_settled = True
 
         return ack
 
@@ -104,11 +111,14 @@ class SettlingConsumer(Consumer):
                 otherwise(message)
             else:
                 self._carry_out(delivery, message, otherwise)
-        except (StoreError, *redis_outages()) as error:  # type: ignore[misc]
+        except Exception as error:
             # After any other error Dramatiq leaves the message where no worker takes it.
-            raise ConnectionClosed(error) from None
+            if isinstance(error, (StoreError, *redis_outages())) or is_of_process(error):
+                raise ConnectionClosed(error) from None
+            raise
         if self._takes and not delivery.is_given_back:
             self._put(message)
+        delivery.is_settled = True
 
     def _acknowledged(self, gone: list[MessageProxy], others: list[MessageProxy]) -> None:
         for message in (*gone, *others):
@@ -124,6 +134,12 @@ class SettlingConsumer(Consumer):
         self._wake.freed(self._inner)
 
     def _carry_out(self, delivery: Delivery, message: MessageProxy, otherwise: Ack) -> None:
+        held = delivery.held.run if isinstance(delivery.held, Lost) else delivery.held
+        heart = self._reservations.heart
+        reserved = held.reservation if isinstance(held, Run) and delivery.exit is not ENDING else None
+        if heart and reserved and heart.holds(reserved):
+            # Something has broken in before it was settled.
+            heart.abandon(reserved)
         match delivery.exit:
             case Exit.ENDING if delivery.ending:
                 delivery.ending.settle()
@@ -219,7 +235,7 @@ def _closing() -> Iterator[None]:
         raise ConnectionClosed(error) from None
 
 
-def wrap(broker: Any) -> None:
+def wrap(broker: Any, reservations: Reservations) -> None:
     """Make a broker hand out consumers under the bridge, and RabbitMQ confirm publications; works once."""
     consume = broker.consume
     if getattr(consume, "_ojs_wrapped", False):
@@ -238,7 +254,7 @@ def wrap(broker: Any) -> None:
             acknowledgements.setdefault(queue_name, Acknowledgements(broker, queue_name))
         inner, acks = consume(*args, **kwargs), acknowledgements.get(queue_name)
         wake = wakes.setdefault(queue_name, Wake())
-        return SettlingConsumer(inner, broker, queue_name, hands, wake, acks)
+        return SettlingConsumer(inner, broker, queue_name, hands, wake, acks, reservations)
 
     def woken(queue_name: str) -> None:
         if wake := wakes.get(queue_name):

@@ -70,14 +70,16 @@ class Delivery:
     """The notes about one delivery; the attribute `ojs_delivery` of Dramatiq's message leads to them."""
 
     __slots__ = (
-        *("begun", "consumer", "ending", "is_given_back", "is_replaced", "received"),
-        *("exit", "task", "within"),
+        *("begun", "consumer", "ending", "held", "is_given_back", "is_replaced", "is_settled"),
+        *("exit", "received", "task", "within"),
     )
 
     def __init__(self, consumer: Consumer | None = None, received: float | None = None) -> None:
         self.exit = NATIVE
         #: The engine's answer to the delivery: UNBEGUN before it, None if there is no outcome to judge.
         self.begun: Any = UNBEGUN
+        #: As above, and it stays: its run may hold a reservation.
+        self.held: Any = None
         #: The end of a job that succeeded.
         self.ending: Ending | None = None
         #: The policy of its actor; None if Dramatiq itself retries it, UNBEGUN before the question.
@@ -88,6 +90,8 @@ class Delivery:
         self.is_replaced = False
         #: Whether it went back to its queue, or was about to go.
         self.is_given_back = False
+        #: Whether it has left its consumer, or another thread sees to that.
+        self.is_settled = False
         #: On RabbitMQ: the broker's own consumer that received it, and the time, by the monotonic clock.
         self.consumer = consumer
         self.received = received
@@ -208,10 +212,11 @@ class Ending:
         self._is_settled = False
 
     def settle(self) -> None:
-        """Settle the run; never raises."""
+        """Settle the run; an interrupt that breaks in leaves it to be settled again."""
         if not self._is_settled:
-            self._is_settled = True
             self._engine.settling.settle(self._run, Complete())
+            self._engine.reservations.expire(self._run)
+            self._is_settled = True
 
     @classmethod
     def settle_all(cls, endings: Sequence[Ending]) -> None:
@@ -220,7 +225,13 @@ class Ending:
         if unsettled:
             unsettled[0]._engine.settling.settle_successes([ending._run for ending in unsettled])
         for ending in unsettled:
+            # An error may have kept it from being settled. Nothing else ends it.
+            ending._engine.reservations.expire(ending._run)
             ending._is_settled = True
+
+    def hand_over(self) -> None:
+        """Let any thread settle the run."""
+        self._engine.reservations.hand_over(self._run)
 
     def acknowledged(self) -> None:
         """Let the store forget the reservation: the run's only message is gone from its broker."""

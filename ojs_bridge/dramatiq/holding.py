@@ -14,9 +14,9 @@ from dramatiq.broker import Broker, MessageProxy
 from dramatiq.middleware import Interrupt, ShutdownNotifications, TimeLimit
 
 from ..engine.engine import Engine
-from ..engine.events import let_through
 from ..engine.reservations import Unanswered
 from ..engine.storage_retry import Outage
+from ..engine.threads import let_through
 from ..errors import StoreError
 from . import compat
 from .delivery import delivery_of
@@ -104,7 +104,7 @@ class Holding:
         for middleware in (*self._limits, *self._shutdowns):
             middleware.before_process_message(broker, message)
 
-    def keep_unended(self, error: Exception) -> bool:
+    def keep_unended(self, error: BaseException) -> bool:
         """Wait before a decision is tried again; False if this thread's worker shuts down."""
         return self._ending.wait(error, self.stops)
 

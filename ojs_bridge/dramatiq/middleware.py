@@ -34,14 +34,14 @@ from .compat import (
 )
 from .consumer import SettlingConsumer, wrap
 from .dead_queues import DramatiqDeadQueues
-from .delivery import DELAYED_AS, keep_what_is_delivered, listening
+from .delivery import DELAYED_AS, delivery_of, keep_what_is_delivered, listening
 from .holding import Holding
 from .on_redis import present
 from .publishing import SENT, WISHING, DramatiqPublisher, add_headers, carry_wishes, sending_on, tell_apart
 from .run import Runs
 from .stops import Stops
 from .translate import FRAMEWORK
-from .watch import Watch
+from .watch import Watch, remember
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -83,6 +83,9 @@ class OJSRetries(Retries):
         self._holding = Holding()
         self._runs = Runs(self.bridge, self.actors, self._holding)
         self._watches: dict[Any, Watch] = {}
+        #: The last message of each thread, and those that a thread has left unsettled, for the watch.
+        self._latest: dict[int, Any] = {}
+        self._left: list[Any] = []
         self._presences: dict[Any, Presence] = {}
         self._swapped = self._is_program = self._has_booted = False
         #: The job that a thread sends, and the context in which instruments hear of it.
@@ -123,7 +126,7 @@ class OJSRetries(Retries):
             actor.fn = listening(actor.actor_name, actor.fn)
         self._has_booted = True
         count_members_once(broker)
-        wrap(broker)
+        wrap(broker, self.bridge.engine.reservations)
         self._holding.boot(broker)
         keep_what_is_delivered()
         if self.bridge.store:
@@ -149,9 +152,13 @@ class OJSRetries(Retries):
         except ConfigurationError as error:
             raise BootError(str(error)) from None
 
+    def after_worker_thread_boot(self, broker: Broker, thread: Any) -> None:
+        """Remember where a thread takes its messages from its queue."""
+        remember(thread)
+
     def after_worker_boot(self, broker: Broker, worker: Any) -> None:
         """Begin to look after the worker's threads."""
-        self._watches[worker] = Watch(worker)
+        self._watches[worker] = Watch(worker, self._left)
 
     def before_worker_shutdown(self, broker: Broker, worker: Any) -> None:
         """Begin no more jobs, and fetch none: a job that is given back now would come straight back."""
@@ -209,6 +216,10 @@ class OJSRetries(Retries):
 
     def before_process_message(self, broker: Broker, message: Any) -> None:
         """Begin the job: it runs, waits for its time, or is refused."""
+        thread = threading.get_ident()
+        before, self._latest[thread] = self._latest.get(thread), message
+        if before is not None and not delivery_of(before).is_settled:
+            self._left.append(before)
         self._runs.begin(broker, message)
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:

@@ -129,8 +129,10 @@ class Acknowledgements:
 
         Raises any error of Redis. All that was not sent is then sent with the next one.
         """
-        has_ending = delivery_of(message).ending is not None
-        (self._ended if has_ending else self._waiting)[message_in(message).options[REDIS_ID]] = message, heard
+        ending = delivery_of(message).ending
+        (self._ended if ending else self._waiting)[message_in(message).options[REDIS_ID]] = message, heard
+        if ending:
+            ending.hand_over()
         try:
             self._send_all()
         except Interrupt:

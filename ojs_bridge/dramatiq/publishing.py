@@ -19,6 +19,7 @@ from dramatiq.broker import Broker, MessageProxy
 from ..bridge import Bridge
 from ..engine.engine import Engine
 from ..engine.runs import Backlog, Override
+from ..engine.storage_retry import is_of_process
 from ..errors import Unpublishable, Unreachable, Unroutable
 from ..messages import HEADER, RETRY_OPTION, parameters_of
 from ..rules.job import VERSION, Header, Job
@@ -42,6 +43,10 @@ WISHING = frozenset((RETRY_OPTION, *_NESTS))
 SENT = frozenset((HEADER, "retries", "eta"))
 #: The options that the bridge has to read before a job runs; a message without them is plain.
 READ = frozenset((HEADER, *WISHING, "throws", "max_retries", "min_backoff", "max_backoff"))
+
+
+class NotSent(Exception):
+    """The broker did not take a message; its delivery is still there."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,6 +114,8 @@ class DramatiqPublisher:
         try:
             message.encode()
         except Exception as error:
+            if is_of_process(error, message.args, message.kwargs, message.options):
+                raise
             raise Unpublishable(error_in_words(error)) from error
         confirm(self._broker)
         self._broker.declare_queue(message.queue_name)

@@ -18,6 +18,7 @@ from dramatiq.broker import Broker, Consumer, MessageProxy
 from dramatiq.common import compute_backoff, current_millis, dq_name, q_name
 from dramatiq.errors import ConnectionClosed, DecodeError
 
+from ..engine.storage_retry import is_of_process
 from . import compat
 from .brokers import error_in_words, is_rabbitmq, is_redis, outages, redis_outages
 from .compat import REDIS_ID, ConsumerThread, acks_of, message_in, messages_of
@@ -228,8 +229,8 @@ def readable(bodies: Iterable[bytes | None], queue_name: str) -> list[MessagePro
 def _is_sound(body: bytes, queue_name: str) -> bool:
     try:
         return _flaw(dramatiq.Message.decode(body), queue_name, on_redis=True) is None
-    except Exception:  # noqa: BLE001 - the application's own encoder may raise anything
-        return False
+    except Exception as error:  # noqa: BLE001 - the application's own encoder may raise anything
+        return is_of_process(error, body)
 
 
 def _say(queue_name: str, flaw: str) -> None:

@@ -16,12 +16,12 @@ from dramatiq.middleware.middleware import MiddlewareError
 from typing_extensions import assert_never
 
 from ..bridge import Bridge
-from ..engine.carrying import NotCarried
+from ..engine.carrying import NotCarried, may_pass
 from ..engine.layers import TaskPolicy
 from ..engine.reservations import TakenOver
 from ..engine.runs import Begun, Drop, Lost, Onward, Postpone, Refuse, Run, Settlement
 from ..engine.storage_retry import at_once
-from ..errors import InvalidRetryPolicy, InvalidState, StoreError, Unroutable, Unstorable
+from ..errors import InvalidRetryPolicy, InvalidState, StoreError, Unroutable
 from ..messages import HEADER
 from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
 from ..rules.failures import HandlerFailed
@@ -46,7 +46,7 @@ from .delivery import (
     tell_end,
 )
 from .holding import GiveUp, Holding, is_old
-from .publishing import READ, WISHING, Outgoing, can_carry, carry_wishes, send_on
+from .publishing import READ, WISHING, NotSent, Outgoing, can_carry, carry_wishes, send_on
 from .translate import (
     FRAMEWORK,
     THROWN,
@@ -58,13 +58,10 @@ from .translate import (
     max_age,
     next_options,
     outcome,
+    parts_of,
 )
 
 logger = logging.getLogger("ojs_bridge")
-
-
-class NotSent(Exception):
-    """The broker did not take a message; the delivery is still there."""
 
 
 class Runs:
@@ -103,8 +100,8 @@ class Runs:
             raise SkipMessage("this worker shuts down") from None
         except Exception as error:
             # Dramatiq would log the error, and run the actor.
-            logger.exception("job %s: kept in the broker's dead queue", bare_job(message))
-            raise run.kept_dead(repr(error)) from None
+            logger.exception("job %s: cannot begin here", bare_job(message))
+            raise run.kept_dead(repr(error), may_pass=may_pass(run, error)) from None
 
     def skip(self, message: MessageProxy) -> None:
         """Leave a message to Dramatiq that another middleware skips."""
@@ -162,6 +159,7 @@ class ActorRun:
 
     framework = FRAMEWORK
     can_wait = True
+    parts = property(lambda self: parts_of(self._proxy))
     unreachable = (NotSent, StoreError)
 
     def __init__(self, runs: Runs, broker: Broker, message: MessageProxy, delivery: Delivery) -> None:
@@ -184,7 +182,7 @@ class ActorRun:
             self._holding.begins(self._broker, self._proxy)
         match begun:
             case Postpone() | Drop():
-                raise SkipMessage(_why(begun))
+                raise SkipMessage(begun.reason)
             case Refuse():
                 self._delivery.begun = begun
                 raise Refused(begun.decision.reason)
@@ -207,16 +205,21 @@ class ActorRun:
                 # An interrupt is meant for a job, and none has begun.
                 self._wait(RuntimeError(f"interrupted: {interrupt!r}"))
                 continue
+            if begun is None:
+                continue
             if not isinstance(begun, (Postpone, Drop)):
+                self._delivery.held = begun
                 return begun
             put = self._put_aside(begun)
             if put is not None:
                 return put
 
-    def _ask(self, task: TaskPolicy) -> Begun:
+    def _ask(self, task: TaskPolicy) -> Begun | None:
+        """Return the engine's answer; None after a pause, since the process lacked something."""
         # A proxy takes longer to answer than its message, and every job comes by here.
         message = message_in(self._proxy)
         bare = Job(str(message.message_id), message.actor_name, message.queue_name)
+        job: Job | InvalidState = bare
         try:
             bare = bare_job(message, max_age(self._broker, message))
             if not WISHING.isdisjoint(message.options):
@@ -236,7 +239,9 @@ class ActorRun:
         except GiveUp:
             raise
         except Exception as error:
-            if isinstance(error, StoreError) and not isinstance(error, Unstorable):
+            if may_pass(self, error):
+                if not isinstance(error, StoreError) and self._keeps(error):
+                    return None
                 # It was held for as long as it may be. Published anew, it may be held again.
                 self._held, now = False, self._engine.now()
                 return Postpone(bare if isinstance(job, InvalidState) else job.waiting(now), now)
@@ -256,7 +261,7 @@ class ActorRun:
             if isinstance(put, Refuse):
                 raise self.kept_dead(put.decision.reason)
             if put is not None:
-                raise SkipMessage(_why(early))
+                raise SkipMessage(early.reason)
         if self._held:
             self._holding.begins(self._broker, self._proxy)
         self._delivery.exit = NATIVE
@@ -282,10 +287,14 @@ class ActorRun:
         self._proxy.options["store_results"] = False
         return begun
 
-    def kept_dead(self, why: str) -> SkipMessage:
-        """Mark a delivery that cannot begin for the broker's dead queue; return what skips its actor."""
-        self._proxy.fail()
-        self._delivery.settle(Exit.DEAD)
+    def kept_dead(self, why: str, *, may_pass: bool = False) -> SkipMessage:
+        """Mark a delivery that cannot begin for its queue or the dead queue; return what skips its actor."""
+        if may_pass:
+            self._delivery.settle(HOLD)
+            self._proxy.options["store_results"] = False
+        else:
+            self._proxy.fail()
+            self._delivery.settle(Exit.DEAD)
         return SkipMessage(f"the job could not be begun: {why}")
 
     def _keeps(self, error: Exception) -> bool:
@@ -312,27 +321,24 @@ class ActorRun:
                 begun = self._begun(task)
             if not isinstance(begun, (Postpone, Drop)):
                 self._conclude(begun, exception)
-            return
+            return None
         except TakenOver as late:
             drop(self._proxy, late)
             if exception is None:
                 # Nothing less keeps the job's pipeline and its callbacks from following.
                 raise
-            return
+            return None
         except GiveUp:
             self._delivery.exit = Exit.GIVE_BACK
-            return
-        except (NotSent, StoreError) as error:
-            logger.error("job %s: %s; it goes back to its queue", bare_job(self._proxy), error)
-        except Exception:
+            return None
+        except Exception as error:
+            if may_pass(self, error):
+                return logger.error("job %s goes back to its queue: %r", bare_job(self._proxy), error)
             logger.exception("job %s: kept in the broker's dead queue", bare_job(self._proxy))
             self._proxy.fail()
             self._delivery.exit = Exit.DEAD
         except BaseException:
             logger.exception("job %s: interrupted, it goes back to its queue", bare_job(self._proxy))
-        run = begun.run if isinstance(begun, Lost) else begun
-        if isinstance(run, Run):
-            self._engine.reservations.expire(run)
 
     def _conclude(self, begun: Run | Lost | Refuse, exception: BaseException | None) -> None:
         """Judge an outcome and carry the decision out; try again as long as it finds no place."""
@@ -346,18 +352,17 @@ class ActorRun:
         if succeeded and isinstance(run, Run) and run.reservation:
             # It is settled before its acknowledgement, when all other middleware has heard of it.
             self._delivery.ending, self._delivery.exit = Ending(self._engine, run), ENDING
-            return
+            return None
         is_native = isinstance(run, Run) and run.task.layers.is_native
         goes_on = is_native and isinstance(decision, (RetryAt, SnoozeUntil))
         # Under Dramatiq alone a retry has the arguments as the actor has changed them.
         if not (succeeded or (goes_on and can_carry(self._proxy, run.job))):
             restore_arguments(self._proxy)
         try:
-            self._engine.carrying.carry(run, decision, self)
-            return
+            return self._engine.carrying.carry(run, decision, self)
         except NotCarried as error:
             left = error
-        while isinstance(left.error, self.unreachable) and self._holding.keep_unended(left.error):
+        while may_pass(self, left.error) and self._holding.keep_unended(left.error):
             try:
                 with at_once():
                     self._engine.carrying.carry(run, left.decision, self)
@@ -365,7 +370,7 @@ class ActorRun:
                 left = again
             else:
                 self._holding.ends()
-                return
+                return None
         raise left.error
 
     def _judge(self, begun: Run | Lost | Refuse, exception: BaseException | None) -> Decision:
@@ -443,7 +448,3 @@ class ActorRun:
         self._proxy.fail()
         self._delivery.exit = leaves
         tell_end(self._broker, self._proxy, settlement.begun, decision)
-
-
-def _why(begun: Postpone | Drop) -> str:
-    return begun.reason if isinstance(begun, Drop) else f"not due before {begun.at.isoformat()}"

@@ -17,6 +17,7 @@ from dramatiq.middleware import AgeLimit, Interrupt, Shutdown, TimeLimitExceeded
 from dramatiq.middleware.middleware import MiddlewareError
 
 from ..engine.layers import RetryOn
+from ..engine.storage_retry import is_of_process
 from ..errors import InvalidRetryPolicy, InvalidState, Unpublishable
 from ..messages import HEADER, RETRY_OPTION
 from ..rules.failures import (
@@ -63,6 +64,12 @@ class LostAttempt(NotRun):
 
 class InvalidOptions(InvalidRetryPolicy, MiddlewareError):
     """InvalidRetryPolicy as a MiddlewareError, the only error that Dramatiq lets out of its hooks."""
+
+
+def parts_of(message: MessageProxy) -> tuple[object, ...]:
+    """Return what a message says."""
+    inside = message_in(message)
+    return inside.args, inside.kwargs, inside.options
 
 
 def bare_job(message: dramatiq.Message[Any] | MessageProxy, age: float | None = None) -> Job:
@@ -222,4 +229,6 @@ def restored(message: Mapping[str, Any]) -> dramatiq.Message[Any]:
         raw = base64.b64decode(text) if message["encoding"] == "base64" else text.encode("utf-8")
         return dramatiq.Message.decode(raw)
     except Exception as error:
+        if is_of_process(error, str(message.get("encoded")).encode()):
+            raise
         raise Unpublishable(f"its message is damaged: {type(error).__name__}: {error}") from error

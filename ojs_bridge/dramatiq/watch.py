@@ -6,11 +6,23 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
-from .compat import consumer_threads, of_consumer_thread, of_worker_thread, worker_threads, worker_timeout
+from ..engine.layers import TaskPolicy
+from ..engine.threads import keep_going
+from .compat import (
+    consumer_threads,
+    of_consumer_thread,
+    of_worker_thread,
+    taken_in,
+    worker_threads,
+    worker_timeout,
+)
+from .delivery import Exit, delivery_of
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -29,32 +41,38 @@ STATUS = os.EX_TEMPFAIL
 class Watch:
     """Watches over the threads of one worker, from its boot to its shutdown."""
 
-    def __init__(self, worker: Any) -> None:
+    def __init__(self, worker: Any, left: list[Any]) -> None:
         self._worker = worker
+        #: The messages that threads have left unsettled, since an error came between.
+        self._left = left
+        #: The threads that rested at the last look, though their last messages were not settled.
+        self._resting: dict[Any, Any] = {}
         self._stopped = threading.Event()
         self._parent = _parent()
         self._first_death = self._last_death = -STEADY_SECONDS
         #: What the last look found not started: Dramatiq puts a thread in its place before it starts it.
         self._unstarted: set[threading.Thread] = set()
-        self._thread = threading.Thread(target=self._run, name="ojs-watch", daemon=True)
         #: Whether the process was asked to end, because threads died again and again.
         self.gave_up = False
-        self._thread.start()
+        self._thread = keep_going("ojs-watch", self._round)
 
     def stop(self) -> None:
         """Begin no more threads."""
         self._stopped.set()
         self._thread.join(5)
 
-    def _run(self) -> None:
-        while not self._stopped.wait(LOOK_SECONDS):
-            if self._is_orphan():
-                _end()
-                return
-            try:
-                self._look()
-            except Exception:
-                logger.exception("the worker's threads were not looked after, and are looked at again")
+    def _round(self) -> bool:
+        if self._stopped.wait(LOOK_SECONDS):
+            return False
+        if self._is_orphan():
+            _end()
+            return False
+        self._look()
+        before, self._resting = self._resting, dict(filter(None, map(_resting, worker_threads(self._worker))))
+        self._left += [message for thread, message in self._resting.items() if before.get(thread) is message]
+        while self._left:
+            _end_message(self._left.pop(), consumer_threads(self._worker))
+        return True
 
     def _is_orphan(self) -> bool:
         """Return whether the main process of Dramatiq's command line has died.
@@ -81,7 +99,7 @@ class Watch:
         """Put a new thread in the place of a dead one; if none can be started, the next look tries again."""
         queue = getattr(old, "queue_name", None)
         what = f"the consumer thread of queue {queue!r}" if queue else old.name
-        logger.error("%s has died, and is begun again; a job that it had waits in the broker", what)
+        logger.error("%s has died, and is begun again; a job that it had goes back to its queue", what)
         self._note_death()
         try:
             if queue:
@@ -92,6 +110,8 @@ class Watch:
         except Exception as error:  # noqa: BLE001 - for want of memory or of threads, which may be over later
             threads[place] = old
             logger.error("%s could not be begun again: %r", what, error)
+        if not queue:
+            _end_message_of(old)
 
     def _note_death(self) -> None:
         now = time.monotonic()
@@ -104,6 +124,48 @@ class Watch:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+def remember(thread: Any) -> None:
+    """Let a dead thread tell which message it had: a thread that runs actors calls this as it begins."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_locals.get("self") is not thread:
+        frame = frame.f_back
+    thread.ojs_frame = frame
+
+
+def _resting(thread: Any) -> tuple[Any, Any] | None:
+    """Return a thread that is not at work on its last message, and that message, unless it is settled."""
+    frame = getattr(thread, "ojs_frame", None)
+    message = frame and taken_in(frame)
+    if message is None or delivery_of(message).is_settled:
+        return None
+    # A greenlet is not among them.
+    inner = sys._current_frames().get(thread.ident)
+    while inner not in (None, frame) and inner.f_code.co_name != thread.process_message.__name__:
+        inner = inner.f_back
+    return (thread, message) if inner is frame else None
+
+
+def _end_message_of(thread: Any) -> None:
+    """Have the message of a dead thread leave as it is marked; it goes back if nothing is marked."""
+    frame, thread.ojs_frame = getattr(thread, "ojs_frame", None), None
+    message = frame and taken_in(frame)
+    if message is not None and _end_message(message, of_worker_thread["consumers"](thread)):
+        of_worker_thread["work_queue"](thread).task_done()
+
+
+def _end_message(message: Any, consumers: Any) -> bool:
+    """Settle a message as it is marked; False if it is settled already."""
+    delivery = delivery_of(message)
+    if delivery.is_settled:
+        return False
+    if delivery.exit is Exit.NATIVE and not isinstance(delivery.task, TaskPolicy):
+        delivery.settle(Exit.GIVE_BACK)
+    # Once: it may have left its broker just before it could be noted.
+    delivery.is_settled = True
+    consumers[message.queue_name].post_process_message(message)
+    return True
+
+
 def _parent() -> int | None:
     """Return the id of the parent of a process that Dramatiq's command line has started."""
     return os.getppid() if multiprocessing.parent_process() else None
@@ -112,7 +174,8 @@ def _parent() -> int | None:
 def _end() -> None:
     # The main process read the pipe that Dramatiq logs to. When the pipe is full, each thread that logs waits
     # for ever, and the process keeps its messages, because its heartbeat goes on. So this is no log line.
-    os.write(2, b"ojs-bridge: the main process of this Dramatiq worker has died, and the worker ends\n")
+    with suppress(OSError):
+        os.write(2, b"ojs-bridge: the main process of this Dramatiq worker has died, and the worker ends\n")
     late = threading.Timer(ORPHAN_SECONDS, os._exit, (STATUS,))
     late.daemon = True
     try:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from ..errors import StoreError
 from ..rules.job import Job
 from ..store import Reservation, Settle
-from .forks import starting
+from .threads import keep_going, starting
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -62,25 +62,25 @@ class Behind:
                 # A fork has those of its parent, too, which the parent settles.
                 self.waiting, self._wake = {}, threading.Event()
                 try:
-                    threading.Thread(target=self._run, name="ojs-settling", daemon=True).start()
+                    keep_going("ojs-settling", self._round)
                 except RuntimeError:
                     return False
                 self._pid = os.getpid()
         return True
 
-    def _run(self) -> None:
-        while True:
-            self._wake.wait()
-            self._wake.clear()
-            time.sleep(WITHIN)
-            try:
-                self._settle_all()
-            except Exception as error:
-                # After any error: if this thread ended, each success would be a lost attempt to a late copy.
-                if not isinstance(error, StoreError):
-                    logger.exception("successes were not settled, and are tried again")
-                time.sleep(_AGAIN)
-                self._wake.set()
+    def _round(self) -> bool:
+        self._wake.wait()
+        self._wake.clear()
+        time.sleep(WITHIN)
+        try:
+            self._settle_all()
+        except BaseException as error:
+            # Whatever it is: a success that is not settled is a lost attempt to a late copy.
+            self._wake.set()
+            if not isinstance(error, StoreError):
+                raise
+            time.sleep(_AGAIN)
+        return True
 
     def _settle_all(self) -> None:
         if not (jobs := dict(self.waiting)):

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import datetime, timedelta
 from functools import partial
+from typing import Any
 
 from typing_extensions import assert_never
 
-from ..errors import InvalidState
+from ..errors import InvalidState, Unstorable
 from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
 from ..rules.failures import MAX_MESSAGE, Failure, cut, safe_repr
 from ..rules.job import Job
@@ -24,6 +25,7 @@ from .keeping import Keeping, fates_of
 from .rates import Rates
 from .reservations import Reservations
 from .runs import M, Onward, Outlet, Postpone, Refuse, Run, Settlement
+from .storage_retry import is_of_process
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -138,6 +140,12 @@ class NotCarried(Exception):
         self.error = error
 
 
+def may_pass(outlet: Outlet[Any], error: BaseException) -> bool:
+    """Return whether an error is over later: something is out of reach, or this process lacks something."""
+    is_away = isinstance(error, outlet.unreachable) and not isinstance(error, Unstorable)
+    return is_away or is_of_process(error, *outlet.parts)
+
+
 class Carrying:
     """Carries decisions out: a job goes on by the store or the broker, or its delivery ends."""
 
@@ -159,7 +167,7 @@ class Carrying:
         except BaseException as error:
             if strikes(error):
                 raise
-            if outlet.can_wait and isinstance(error, outlet.unreachable):
+            if outlet.can_wait and may_pass(outlet, error):
                 raise NotCarried(decision, error) from error
             log_error(error, "job %s: its decision cannot be carried out", begun.job)
             decision = self.impossible(begun.job, decision, error)
@@ -180,7 +188,7 @@ class Carrying:
             self._send_on(begun, begun.job, begun.at, None, outlet)
         except Exception as error:
             # The worker that holds a reserved job ends it. Any other job would wait for ever.
-            if outlet.can_wait and (begun.reservation is not None or isinstance(error, outlet.unreachable)):
+            if outlet.can_wait and (begun.reservation is not None or may_pass(outlet, error)):
                 raise
             logger.exception("job %s cannot be put off", begun.job)
             return Refuse(begun.job, self.impossible(begun.job, None, error))

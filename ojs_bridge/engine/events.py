@@ -6,13 +6,12 @@ import logging
 import os
 import queue
 import socket
-import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeAlias
 
 from typing_extensions import assert_never
@@ -22,7 +21,7 @@ from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBa
 from ..rules.failures import Failure
 from ..rules.job import Job, format_time
 from ..store import Parked
-from .forks import BetweenForks, starting
+from .threads import BetweenForks, is_aimed, keep_going, starting
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -257,8 +256,7 @@ class Dispatcher:
     def _drop(self, count: int, why: str) -> None:
         before, self._dropped = self._dropped, self._dropped + count
         if before == 0 or before // MAX_WAITING < self._dropped // MAX_WAITING:
-            with suppress(Exception):
-                logger.error("%s: %d events dropped so far", why, self._dropped)
+            logger.error("%s: %d events dropped so far", why, self._dropped)
 
     def flush(self, seconds: float) -> bool:
         """Wait until the listeners have heard every event, so long at most; return whether they have."""
@@ -281,13 +279,16 @@ class Dispatcher:
             if self._pid == os.getpid() or not self.listeners:
                 return
             self._queue = queue.Queue(MAX_WAITING)
-            threading.Thread(target=self._run, args=(self._queue,), name="ojs-events", daemon=True).start()
+            keep_going("ojs-events", partial(self._tell_next, self._queue))
             self._pid = os.getpid()
 
-    def _run(self, events: queue.Queue[Event]) -> None:
-        while True:
-            self.tell(events.get())
+    def _tell_next(self, events: queue.Queue[Event]) -> bool:
+        event = events.get()
+        try:
+            self.tell(event)
+        finally:
             events.task_done()
+        return True
 
     def tell(self, event: Event) -> None:
         """Call each listener with an event; never raises."""
@@ -297,24 +298,7 @@ class Dispatcher:
                     listener(event)
             except BaseException:  # noqa: BLE001 - it is logged
                 # Not even a sys.exit() may end the thread: the other listeners need it.
-                with suppress(Exception):
-                    log_failure(listener, event)
-
-
-#: Says whether an exception comes from outside, to end what the thread does: a time limit, or a shutdown.
-Aimed: TypeAlias = Callable[[BaseException], bool]
-
-_aimed: list[Aimed] = []
-
-
-def let_through(aimed: Aimed) -> None:
-    """Let exceptions through by which a framework interrupts a thread; the adapter calls this once."""
-    _aimed.append(aimed)
-
-
-def is_aimed(error: BaseException) -> bool:
-    """Return whether an exception is aimed at the thread, and not an error of the code that runs there."""
-    return isinstance(error, KeyboardInterrupt) or any(aimed(error) for aimed in _aimed)
+                log_failure(listener, event)
 
 
 def strikes(error: BaseException) -> bool:
@@ -323,12 +307,11 @@ def strikes(error: BaseException) -> bool:
 
 
 def log_error(error: BaseException, text: str, *values: object) -> None:
-    """Log an error, an outage of the store in one line; a log that fails harms nobody."""
-    with suppress(Exception):
-        if isinstance(error, StoreError):
-            logger.warning(f"{text}: %s", *values, error)
-        else:
-            logger.error(text, *values, exc_info=error)
+    """Log an error, an outage of the store in one line."""
+    if isinstance(error, StoreError):
+        logger.warning(f"{text}: %s", *values, error)
+    else:
+        logger.error(text, *values, exc_info=error)
 
 
 def harmless(job: Job, step: Callable[..., object], *arguments: Any, **named: Any) -> None:

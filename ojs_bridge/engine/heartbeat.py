@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -14,10 +15,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from ..errors import StoreError
 from ..store import Reservation, Settle, Store
-from .forks import starting
+from .threads import keep_going, starting
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -94,6 +96,10 @@ def has_ended(process: int) -> bool:
     return False
 
 
+def _is_alive(owner: Any) -> bool:
+    return bool(owner.is_alive() if isinstance(owner, threading.Thread) else not owner.dead)
+
+
 def _family_of(holder: str) -> str:
     return holder.rpartition(":")[2][:FAMILY]
 
@@ -120,9 +126,16 @@ class Heartbeat:
         #: The forks of one process share it: they are on one machine, and see each other's process numbers.
         self.family = f"{_CLEARS}{uuid.uuid4().hex}"[:FAMILY]
         self._pid = 0
+        self._between = length.total_seconds() / BEATS
+        self._soon = min(self._between, CLEAR_SECONDS)
+        #: The pause before the next beat, and when reservations are extended again.
+        self._pause = self._due = 0.0
         #: The name under which this process holds reservations.
         self.holder = ""
-        self._live: dict[Reservation, None] = {}
+        #: Each with its owner: the thread or greenlet that began its run, or None while any may end it.
+        self._live: dict[Reservation, Any] = {}
+        #: What is to run out now, because its run has no owner any more.
+        self._orphans: set[Reservation] = set()
         #: The time of the last extension that succeeded, and its reservations.
         self._extended: tuple[float, frozenset[Reservation]] = (0.0, frozenset())
         #: What the store did not have at the last beat: a job that ends just then may still be held here.
@@ -150,21 +163,29 @@ class Heartbeat:
             name, born = f"{self.family}{uuid.uuid4().hex[:8]}", _born(os.getpid())
             self.holder = f"{socket.gethostname()}:{os.getpid()}:{name}{born and f'.{born}'}"
             self._live, self._unsettled, self._unreleased, self._done = {}, {}, [], deque()
+            self._orphans = set()
             self._extended, self._lost = (0.0, frozenset()), 0.0
             self._cleared = time.monotonic()
-            self._keep_beating()
+            self._pause, self._due = self._soon, self._cleared + self._between
+            try:
+                keep_going("ojs-heartbeat", self._beat)
+            except RuntimeError as error:
+                # For want of memory or of threads, which may be over later.
+                raise StoreError(f"this process cannot extend reservations: {error}") from error
             self._pid = os.getpid()
 
-    def _keep_beating(self) -> None:
-        try:
-            threading.Thread(target=self._beat, name="ojs-heartbeat", daemon=True).start()
-        except RuntimeError as error:
-            # For want of memory or of threads, which may be over later.
-            raise StoreError(f"this process cannot extend reservations: {error}") from error
-
     def extend(self, reservation: Reservation) -> None:
-        """Extend a reservation from now on."""
-        self._live[reservation] = None
+        """Extend a reservation from now on, while this thread or greenlet lives and begins no other run."""
+        greenlet = sys.modules.get("greenlet")
+        green = greenlet.getcurrent() if greenlet else None
+        # The last one that an owner has begun is its last one here, too.
+        self._live.pop(reservation, None)
+        self._live[reservation] = green if green and green.parent is not None else threading.current_thread()
+
+    def hand_over(self, reservation: Reservation) -> None:
+        """Let another thread end the run of a reservation."""
+        if reservation in self._live:
+            self._live[reservation] = None
 
     def expire(self, reservation: Reservation) -> None:
         """Extend a reservation no more."""
@@ -175,9 +196,19 @@ class Heartbeat:
         live, self._live = self._live, {}
         return tuple(live)
 
+    def abandon(self, reservation: Reservation) -> None:
+        """Let a reservation run out with the next beat, if it is extended: nothing ends its run."""
+        if self.holds(reservation) and self._live.pop(reservation, self) is not self:
+            self._orphans.add(reservation)
+
     def holds(self, reservation: Reservation) -> bool:
         """Return whether this process extends a reservation."""
         return self._pid == os.getpid() and reservation in self._live
+
+    def is_orphan(self, reservation: Reservation) -> bool:
+        """Return whether nothing ends the run of a reservation of this process, which is asked for anew."""
+        owner = self._live.get(reservation)
+        return reservation in self._orphans or (owner is not None and not _is_alive(owner))
 
     def still_holds(self, reservation: Reservation, since: float) -> bool:
         """Return whether this process still holds what it reserved at a monotonic time.
@@ -271,38 +302,52 @@ class Heartbeat:
     def close(self) -> None:
         """Settle and release the reservations that still have to be; those that are held run out."""
         if self._pid == os.getpid():
+            self._lose_orphans()
             self._catch_up()
 
-    def _beat(self) -> None:
-        between = self._length.total_seconds() / BEATS
-        pause, due = min(between, CLEAR_SECONDS), time.monotonic() + between
-        while True:
-            time.sleep(pause)
-            try:
-                asked = time.monotonic()
-                if asked - self._cleared >= _SUSPICION_SECONDS:
-                    self._doubted = asked
-                held = self._live or self._lost or self._unsettled
-                if held and self._store.suspect(self.family, gone=False) is not None:
-                    # A process that is about to take over a run finds its reservation extended.
+    def _beat(self) -> bool:
+        time.sleep(self._pause)
+        try:
+            self._lose_orphans()
+            asked = time.monotonic()
+            if asked - self._cleared >= _SUSPICION_SECONDS:
+                self._doubted = asked
+            held = self._live or self._lost or self._unsettled
+            if held and self._store.suspect(self.family, gone=False) is not None:
+                # A process that is about to take over a run finds its reservation extended.
+                self._extend()
+                self._store.clear(self.family)
+            self._cleared = asked
+            if time.monotonic() >= self._due or self._unsettled:
+                try:
+                    self._catch_up()
+                finally:
+                    # Even if something can never be settled.
                     self._extend()
-                    self._store.clear(self.family)
-                self._cleared = asked
-                if time.monotonic() >= due or self._unsettled:
-                    try:
-                        self._catch_up()
-                    finally:
-                        # Even if something can never be settled.
-                        self._extend()
-                    self._forget_done()
-                    due = time.monotonic() + between
-                pause = min(between, CLEAR_SECONDS)
-            except Exception as error:
-                # After any error: if the heartbeat stopped, other workers would take over every live job.
-                if not isinstance(error, StoreError):
-                    logger.exception("reservations were not extended, and are tried again")
-                self.missed()
-                pause, due = min(_REPEAT, between), 0.0
+                self._forget_done()
+                self._due = time.monotonic() + self._between
+            self._pause = self._soon
+        except BaseException as error:
+            # If the heartbeat stopped, other workers would take over every live job.
+            self.missed()
+            self._pause, self._due = min(_REPEAT, self._between), 0.0
+            if not isinstance(error, StoreError):
+                raise
+        return True
+
+    def _lose_orphans(self) -> None:
+        """Let the reservations run out whose owners are dead, or have begun another run."""
+        live = tuple(self._live.items())
+        latest = {id(owner): reservation for reservation, owner in live}
+        for reservation, owner in live:
+            if owner is not None and not (_is_alive(owner) and latest[id(owner)] is reservation):
+                logger.error("job %s: its thread has left it, and its attempt is lost", reservation.key)
+                self.abandon(reservation)
+        orphans = tuple(self._orphans)
+        # What was begun anew meanwhile is another run.
+        if over := [reservation for reservation in orphans if reservation not in self._live]:
+            self._store.extend(over, holder=self.holder, until=self._clock())
+        self._orphans.difference_update(orphans)
 
     def _catch_up(self) -> None:
         """Settle and release the reservations that the store could not settle or release in time."""
@@ -324,7 +369,7 @@ class Heartbeat:
         self._extended = asked, frozenset(live) - gone
         missing, self._missing = self._missing, gone
         for reservation in gone & missing:
-            if self._live.pop(reservation, self) is None:
+            if self._live.pop(reservation, self) is not self:
                 logger.warning(
                     "job %s: its reservation ran out, and it may run a second time", reservation.key
                 )

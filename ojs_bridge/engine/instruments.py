@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 
 from ..rules.decision import Decision
 from ..rules.job import Job
-from .events import Event, is_aimed, log_error
+from .events import Event, log_error
 from .runs import Refuse, Run
+from .threads import is_aimed
 
 _Context: TypeAlias = AbstractContextManager[Any]
 

@@ -3,6 +3,9 @@
 Each worker says every second that it lives, and is subscribed to a channel of its own. Redis ends the
 subscription with the connection: at once when the process is killed, and not while it is slow or frozen. The
 messages of a worker that is silent and has no subscription are given back by another worker.
+
+A child that C code forked keeps the subscription of a killed worker. So a worker on the same machine looks
+whether the process of a silent one still lives.
 """
 
 from __future__ import annotations
@@ -13,8 +16,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakSet
+
+from .heartbeat import has_ended
+from .threads import keep_going
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -96,6 +105,8 @@ class Presence:
         self._pinged = 0.0
         #: The monotonic time of the last trouble of Redis, or of this machine: others may have it, too.
         self._troubled_at = 0.0
+        #: Whether the log has the error of the last look.
+        self._is_reported = False
         self._looked, self._over = threading.Event(), threading.Event()
         _here.add(self)
 
@@ -105,34 +116,33 @@ class Presence:
         Returns after the first look: a worker that is killed with its first message must be known. Waits for
         some seconds at most.
         """
-        threading.Thread(target=self._run, args=(client,), name="ojs-presence", daemon=True).start()
+        keep_going("ojs-presence", partial(self._round, client))
         self._looked.wait(DEAD_AFTER)
 
     def stop(self) -> None:
         """End the thread soon. What this worker has not given back itself, another worker gives back."""
         self._over.set()
 
-    def _run(self, client: Callable[[], Any]) -> None:
-        is_reported = False
-        while True:
-            try:
-                self.look(client())
-                is_reported = False
-            except Exception as error:  # noqa: BLE001 - whatever is wrong with Redis, another look follows
-                if not is_reported:
-                    logger.warning("the messages of a killed worker come back late: %r", error)
-                is_reported = True
-                self.missed()
-            self._looked.set()
-            if self._over.wait(LOOK_SECONDS):
-                self._leave()
-                return
+    def _round(self, client: Callable[[], Any]) -> bool:
+        try:
+            self.look(client())
+            self._is_reported = False
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with Redis, another look follows
+            self.missed()
+            if not self._is_reported:
+                logger.warning("the messages of a killed worker come back late: %r", error)
+            self._is_reported = True
+        self._looked.set()
+        is_over = self._over.wait(LOOK_SECONDS)
+        if is_over:
+            self._leave()
+        return not is_over
 
     def look(self, client: Any) -> None:
         """Say that this worker lives, and give back what dead workers had; raises any error of Redis."""
         if client is not self._client:
             self._enter(client)
-        said = json.dumps([self._family, [*self._queues()]])
+        said = json.dumps([self._family, [*self._queues()], os.getpid(), _machine()])
         words = self._worker, said, SUSPECTED_AFTER, self._channel + self._worker
         subscribed, silent = client.eval(_LOOK, len(self._keys), *self._keys, *words)
         is_in_doubt = subscribed < 1 or time.monotonic() - self._pinged >= PING_SECONDS
@@ -153,7 +163,8 @@ class Presence:
             count for _, count in client.pubsub_numsub(*(self._channel + name for name in names))
         )
         # Behind some proxies nobody is subscribed.
-        gone = [each for each, subscribed in zip(silent, theirs, strict=True) if mine and not subscribed]
+        gone = [each for each, count in zip(silent, theirs, strict=True) if mine and not count]
+        gone += [each for each in silent if each not in gone and _has_died_here(each[1])]
         errors = [error for each in gone if (error := self._error_of_judging(client, *each))]
         if errors:
             raise errors[0]
@@ -163,7 +174,7 @@ class Presence:
     ) -> Exception | None:
         """Judge a worker that is gone, and return an error: it may concern this worker alone."""
         try:
-            family, queues = json.loads(facts)
+            family, queues, *_ = json.loads(facts)
             # After a trouble of Redis, silence is no evidence before the worker has been heard again.
             if float(seconds) < time.monotonic() - self._troubled_at:
                 self._suspect(family)
@@ -215,6 +226,26 @@ class Presence:
         if self._subscription is not None:
             self._subscription.close()
             self._subscription = None
+
+
+def _machine() -> str:
+    """Return a name of this machine, since its start, and of its room of process numbers; "" without any."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text() + str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def _has_died_here(facts: bytes) -> bool:
+    """Return whether a silent worker was a process of this machine that has ended, by what it has said."""
+    _, _, *place = json.loads(facts)
+    process, machine = place or (0, "")
+    if not machine or machine != _machine():
+        return False
+    with suppress(OSError):
+        if Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0] in b"ZX":
+            return True
+    return has_ended(process)
 
 
 def _in_child() -> None:

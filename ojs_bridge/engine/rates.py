@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import TypeAlias
 from uuid import uuid4
 
@@ -20,7 +21,7 @@ from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBa
 from ..rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH
 from ..rules.job import Job, parse_time
 from ..store import BOUNDS, SECONDS, Rate, Store
-from .forks import starting
+from .threads import keep_going, starting
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -61,10 +62,7 @@ class Rates:
                 return
             self._ended, self._over = deque(maxlen=MAX_ENDED), threading.Event()
             sums = Sums(self._store, self._clock, self._soon, self._ended)
-            self._thread = threading.Thread(
-                target=self._keep_writing, args=(sums, self._over), name="ojs-rates", daemon=True
-            )
-            self._thread.start()
+            self._thread = keep_going("ojs-rates", partial(self._keep_writing, sums, self._over))
             self._pid = os.getpid()
 
     def close(self, seconds: float) -> None:
@@ -74,11 +72,11 @@ class Rates:
             self._over.set()
             self._thread.join(seconds)
 
-    def _keep_writing(self, sums: Sums, over: threading.Event) -> None:
+    def _keep_writing(self, sums: Sums, over: threading.Event) -> bool:
         # The processes of a worker start at the same moment, and would wait for each other's writes.
-        while not over.wait(PERIOD * random.uniform(0.8, 1.2)):
-            sums.write()
+        is_over = over.wait(PERIOD * random.uniform(0.8, 1.2))
         sums.write()
+        return not is_over
 
 
 class Sums:

@@ -119,7 +119,8 @@ class Reservations:
                 job = job._replace(chain=publication)
                 reservation = Reservation(job.key, job.fence)
                 answer = self._ask(self._store, heart, reservation, publication, wait)
-            left = self._left_of(heart, answer, run, gone=gone) if answer.grant is Grant.HELD else None
+            is_held, wanting = answer.grant is Grant.HELD, run._replace(job=job)
+            left = self._left_of(heart, answer, wanting, gone=gone) if is_held else None
             if left is not None and left <= timedelta() and answer.until:
                 # As if the reservation had run out. It is still held if it was extended meanwhile.
                 after = answer.until + timedelta(milliseconds=1)
@@ -141,6 +142,8 @@ class Reservations:
 
     def _left_of(self, heart: Heartbeat, answer: ReserveAnswer, run: Run, *, gone: bool) -> timedelta | None:
         """Return after which time the holder of a reservation counts as dead; None if it is not suspected."""
+        if answer.holder == heart.holder and heart.is_orphan(Reservation(run.job.key, run.job.fence)):
+            return timedelta()
         if answer.until is None or heart.is_of_family(answer.holder):
             return None
         left = heart.left_of(answer.holder, gone=gone)
@@ -288,6 +291,11 @@ class Reservations:
             logger.warning(
                 "what this process ran may count as lost: its attempts were not given back: %r", error
             )
+
+    def hand_over(self, run: Run) -> None:
+        """Let another thread than the one that began a run end it."""
+        if self.heart and run.reservation:
+            self.heart.hand_over(run.reservation)
 
     def acknowledged(self, reservation: Reservation | None) -> None:
         """Note that the broker has deleted the only message of a reservation."""

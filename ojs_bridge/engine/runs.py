@@ -55,6 +55,11 @@ class Postpone:
     holder: str = ""
     began: datetime | None = None
 
+    @property
+    def reason(self) -> str:
+        """Why the delivery does not run."""
+        return f"not due before {self.at.isoformat()}"
+
 
 @dataclass(frozen=True, slots=True)
 class Drop:
@@ -189,6 +194,10 @@ class Outlet(Protocol[M]):
     @property
     def can_wait(self) -> bool:
         """Whether the broker still has the message, so that the decision can wait for an outage to end."""
+
+    @property
+    def parts(self) -> Sequence[object]:
+        """What the message says: if that nests too deeply, no process has room for it."""
 
     def message(self, onward: Onward | None) -> M | None:
         """Return the message of a job that goes on, or the message as it came.

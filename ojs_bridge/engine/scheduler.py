@@ -17,9 +17,9 @@ from typing import TypeVar
 from ..errors import StoreError, Unpublishable, Unreachable
 from ..rules.job import format_time
 from ..store import Grant, Parked, Reservation, Settle, Store
-from .forks import BetweenForks
 from .runs import Publisher
 from .storage_retry import POLLING, StorageRetry
+from .threads import BetweenForks, keep_going
 
 T = TypeVar("T")
 
@@ -89,13 +89,14 @@ class Scheduler:
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _waiting: set[str] = field(default_factory=set)
+    _due: dict[Chore, float] = field(default_factory=dict)
 
     def start(self) -> None:
         """Start the thread, once; it ends with `stop`."""
         if self._thread is None:
-            thread = threading.Thread(target=self._run, name="ojs-scheduler", daemon=True)
-            thread.start()
-            self._thread = thread
+            chores = (Chore("sweeping old reservations", SWEEP_SECONDS, self._sweep), *self.chores)
+            self._due = dict.fromkeys(chores, time.monotonic())
+            self._thread = keep_going("ojs-scheduler", self._round)
 
     def stop(self, seconds: float = 5.0) -> None:
         """End the thread; it may publish its batch to the end, for so many seconds at most."""
@@ -138,38 +139,38 @@ class Scheduler:
         except Unpublishable as error:
             logger.exception("job %s: its parked retry cannot be published", parked)
             self.give_up(parked, error)
-        except Exception:
+        except (Exception, SystemExit):
             logger.exception("job %s: its parked retry was not published, and waits", parked)
             return False
         return True
 
-    def _run(self) -> None:
-        chores = (Chore("sweeping old reservations", SWEEP_SECONDS, self._sweep), *self.chores)
-        due = dict.fromkeys(chores, time.monotonic())
-        while not self._stop.is_set():
-            more = [self._publish_all(*served) for served in tuple(self.publishers.items())]
-            for chore in chores:
-                if time.monotonic() >= due[chore]:
-                    due[chore] = time.monotonic() + chore.seconds
-                    _do(chore)
-            if not any(more):
-                self._stop.wait(POLL_SECONDS)
-
-    def _publish_all(self, framework: str, publisher: Publisher) -> bool:
-        """Publish a framework's batch; return whether there may be more."""
-        try:
-            published = self.polling.run(
-                self.publish_due, framework, publisher, retry_on=AWAY, wait=self._stop.wait
-            )
-        except Exception as error:  # noqa: BLE001 - after any error it is tried again in a second
-            if framework not in self._waiting:
-                self._waiting.add(framework)
-                logger.warning("parked retries of %s wait (%s: %s)", framework, type(error).__name__, error)
+    def _round(self) -> bool:
+        """Publish a batch for each framework, do the chores that are due, and rest if no batch was full."""
+        if self._stop.is_set():
             return False
-        if framework in self._waiting:
-            self._waiting.remove(framework)
-            logger.warning("parked retries of %s go on", framework)
-        return published == BATCH
+        is_more = False
+        for framework, publisher in tuple(self.publishers.items()):
+            try:
+                published = self.polling.run(
+                    self.publish_due, framework, publisher, retry_on=AWAY, wait=self._stop.wait
+                )
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - after any error it is tried again
+                if framework not in self._waiting:
+                    self._waiting.add(framework)
+                    name = type(error).__name__
+                    logger.warning("parked retries of %s wait (%s: %s)", framework, name, error)
+                continue
+            is_more = is_more or published == BATCH
+            if framework in self._waiting:
+                self._waiting.remove(framework)
+                logger.warning("parked retries of %s go on", framework)
+        for chore, due in self._due.items():
+            if time.monotonic() >= due:
+                self._due[chore] = time.monotonic() + chore.seconds
+                _do(chore)
+        if not is_more:
+            self._stop.wait(POLL_SECONDS)
+        return True
 
     def _sweep(self) -> None:
         with suppress(StoreError):
@@ -180,5 +181,5 @@ class Scheduler:
 def _do(chore: Chore) -> None:
     try:
         chore.do()
-    except Exception as error:  # noqa: BLE001 - after any error it comes again in its time
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - after any error it comes again in its time
         logger.warning("%s: not done this time: %r", chore.name, error)

@@ -1,10 +1,11 @@
-"""Outages of a broker or a store: an operation is tried again, and a worker's threads wait."""
+"""Outages of a broker, a store or this process: an operation is tried again, and a worker's threads wait."""
 
 from __future__ import annotations
 
 import logging
 import math
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ from typing import Any, TypeVar
 from ..errors import ConfigurationError, StoreError, Unstorable
 from ..rules.backoff import Rng
 from ..rules.duration import read_duration
+from ..rules.failures import brackets_nest_deeper, nests_deeper
+from ..rules.job import MAX_DEPTH
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -27,6 +30,28 @@ _SLICE = 0.05
 LEAST, MOST = 0.25, 3.0
 #: For how many seconds after an outage the log does not tell of another outage.
 CALM = 5.0
+
+
+#: What Python says when the process has no room for a thread, ends, or two threads met at one object.
+_LACKS = (
+    *("can't start new thread", "can't create new thread", "cannot schedule new futures"),
+    *("dictionary changed size", "dictionary keys changed", "Set changed size", "deque mutated"),
+)
+
+
+def is_of_process(error: BaseException, *parts: object) -> bool:
+    """Return whether an error comes of what this process lacks, and says nothing of the job that met it.
+
+    It lacks memory, stack, descriptors, threads, or time, since it ends. A job whose `parts` nest too deeply
+    has used the stack up by itself; a part may be the bytes of a message.
+    """
+    if isinstance(error, RecursionError):
+        texts = [part for part in parts if isinstance(part, bytes)]
+        deep = nests_deeper(parts, MAX_DEPTH) or any(brackets_nest_deeper(text, MAX_DEPTH) for text in texts)
+        return not deep
+    if isinstance(error, RuntimeError) and str(error).startswith(_LACKS):
+        return True
+    return isinstance(error, (MemoryError, OSError)) or sys.is_finalizing()
 
 
 class _Hurry(threading.local):
@@ -149,7 +174,7 @@ class Outage:
         self._said = False
         self._calm_from = 0.0
 
-    def wait(self, error: Exception, stops: Callable[[], bool]) -> bool:
+    def wait(self, error: BaseException, stops: Callable[[], bool]) -> bool:
         """Pause before the next try; return False at once if the worker stops."""
         seconds = min(LEAST + self._meet(error) / 4, MOST) * random.uniform(0.8, 1.2)
         until = time.monotonic() + seconds
@@ -169,7 +194,7 @@ class Outage:
         if said and since is not None:
             logger.warning("%s, after %.1f s", self._ends, time.monotonic() - since)
 
-    def _meet(self, error: Exception) -> float:
+    def _meet(self, error: BaseException) -> float:
         """Return for how many seconds the outage has lasted; the first thread tells the log."""
         now = time.monotonic()
         with self._lock:

@@ -13,9 +13,9 @@ from typing import Any
 
 from ..bridge import Bridge
 from ..engine.events import Event, worker_id
-from ..engine.forks import BetweenForks
 from ..engine.instruments import Instrument
 from ..engine.runs import Refuse, Run
+from ..engine.threads import BetweenForks
 from ..rules.decision import Complete, Decision
 from ..rules.failures import Failure
 from ..rules.job import Job

@@ -22,6 +22,7 @@ from ..bridge import Bridge
 from ..engine.heartbeat import has_ended
 from ..engine.instruments import Instrument
 from ..engine.runs import Refuse, Run
+from ..engine.threads import keep_going
 from ..errors import ConfigurationError
 from ..rules.decision import Decision
 from .metrics import METRICS, Measured, Metric, of_end, of_event, of_sending, of_start
@@ -137,8 +138,7 @@ class _Server:
                     "where a worker has several, %s names a folder in which they add up", FOLDER,
                 )  # fmt: skip
             self._stops.clear()
-            self._thread = threading.Thread(target=self._run, name="ojs-metrics", daemon=True)
-            self._thread.start()
+            self._thread = keep_going("ojs-metrics", self._round)
 
     def stop(self) -> None:
         """Serve no more."""
@@ -147,18 +147,19 @@ class _Server:
             self._thread.join(timeout=1)
             self._thread = None
 
-    def _run(self) -> None:
-        while not self._stops.is_set():
-            try:
-                server, _ = prometheus.start_http_server(self._port, self._host, _registry())
-            except OSError as taken:
-                logger.debug("metrics: port %d is not free: %s", self._port, taken)
-                self._stops.wait(_AGAIN)
-                continue
+    def _round(self) -> bool:
+        try:
+            server, _ = prometheus.start_http_server(self._port, self._host, _registry())
+        except OSError as taken:
+            logger.debug("metrics: port %d is not free: %s", self._port, taken)
+            return not self._stops.wait(_AGAIN)
+        try:
             logger.info("metrics are served at http://%s:%d/metrics", self._host, self._port)
             self._stops.wait()
+        finally:
             server.shutdown()
             server.server_close()
+        return False
 
 
 class _Living:

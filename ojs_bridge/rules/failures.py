@@ -351,6 +351,16 @@ def nests_deeper(value: object, levels: int) -> bool:
     return True
 
 
+def brackets_nest_deeper(text: bytes, levels: int) -> bool:
+    """Return whether the brackets of a text nest deeper than some levels, those in its strings among them."""
+    depth = 0
+    for byte in text:
+        depth += (byte in b"[{") - (byte in b"]}")
+        if depth > levels:
+            return True
+    return False
+
+
 def _int(digits: str) -> int | str:
     number = int(digits)
     return number if -(2**63) <= number < 2**64 else digits

@@ -11,6 +11,7 @@ import os
 import pkgutil
 import resource
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -244,6 +245,19 @@ def exits(run: Run) -> NoReturn:
     """Die by the job's own will."""
     time.sleep(0.1)
     os._exit(3)
+
+
+@step
+def takes_the_stack(run: Run, seconds: float) -> None:
+    """Leave this process hardly any room on its stacks when the job has ended, for so many seconds."""
+    room = sys.getrecursionlimit()
+
+    def take() -> None:
+        sys.setrecursionlimit(28)
+        time.sleep(seconds)
+        sys.setrecursionlimit(room)
+
+    threading.Timer(0.3, take).start()
 
 
 @step

@@ -49,6 +49,7 @@ class Written:
 
     framework: str = "outbox"
     unreachable: tuple[type[Exception], ...] = (StoreError, ConnectionError)
+    parts: tuple[object, ...] = ()
     can_wait: bool = True
     raises: Exception | None = None
     asked: list[str] = field(default_factory=list)

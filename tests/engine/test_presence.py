@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -118,6 +119,34 @@ def test_a_killed_worker_is_found_though_its_fork_lives(
         eventually(looks(first), what="the dead worker")
     finally:
         os.kill(int(os.read(told, 20)), signal.SIGKILL)
+    assert [dead.worker for dead in first.dead] == ["second"]
+
+
+@pytest.mark.requirement("RET-12")
+@pytest.mark.parametrize("is_reaped", [True, False], ids=["reaped", "zombie"])
+def test_a_killed_worker_is_found_though_a_child_of_c_code_keeps_its_connection(
+    server: Valkey, worker: Callable[[str], Worker], is_reaped: bool
+) -> None:
+    """Python hears nothing of such a fork, and closes nothing in it."""
+    first, (told, tells) = worker("first"), os.pipe()
+    if (second := os.fork()) == 0:
+        Worker(server.url, "second").look()
+        fork = ctypes.CDLL(None).fork()
+        if fork:
+            os.write(tells, str(fork).encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+        while True:
+            time.sleep(600)
+    child = int(os.read(told, 20))
+    if is_reaped:
+        os.waitpid(second, 0)
+    try:
+        eventually(looks(first), what="the dead worker")
+        assert first.client.pubsub_numsub("test:_ojs.worker.second")[0][1] == 1
+    finally:
+        os.kill(child, signal.SIGKILL)
+        if not is_reaped:
+            os.waitpid(second, 0)
     assert [dead.worker for dead in first.dead] == ["second"]
 
 

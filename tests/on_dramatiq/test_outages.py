@@ -90,7 +90,7 @@ def test_what_is_given_back_as_redis_goes_away_is_not_taken_from_who_gets_it(
     """The answer is lost, it comes again and runs; Dramatiq insists, and gives nothing back a second time."""
     fleet = Fleet(RedisBroker(url=valkey.url, namespace=unique), unique)
     fleet.send(fleet.actor(fails))
-    consumer.wrap(fleet.broker)
+    consumer.wrap(fleet.broker, fleet.bridge.engine.reservations)
     deliveries = fleet.broker.consume(unique, prefetch=2, timeout=100)
     given = next(deliveries)
     requeue = fleet.broker.do_requeue

@@ -8,8 +8,8 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import datetime, timezone
 from typing import Any, NoReturn
 from uuid import uuid4
@@ -37,18 +37,29 @@ _GROWS_AGAIN = 300.0
 
 
 class _Lock:
-    """A lock of this process. No thread waits for it longer than `seconds`; then it raises StoreError."""
+    """An RLock of this process. No thread waits for it longer than `seconds`; then it raises StoreError.
+
+    An interrupt that strikes meanwhile, such as a time limit, leaves it free.
+    """
 
     def __init__(self, lock: Any, seconds: float, shown: str) -> None:
         self._lock, self._seconds, self._shown = lock, seconds, shown
 
     def __enter__(self) -> None:
-        if not self._lock.acquire(timeout=self._seconds):
-            why = f"other threads of this process have kept it busy for {self._seconds:g} s"
-            raise StoreError(f"the store {self._shown!r} failed: {why}")
+        try:
+            if not self._lock.acquire(timeout=self._seconds):
+                why = f"other threads of this process have kept it busy for {self._seconds:g} s"
+                raise StoreError(f"the store {self._shown!r} failed: {why}")
+        except BaseException:
+            with suppress(RuntimeError):  # it is not this thread's
+                self._lock.release()
+            raise
 
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+    @property
+    def __exit__(self) -> Callable[..., None]:  # noqa: PLE0302
+        # Not a method of Python's own: an interrupt could strike as it begins.
+        exit_: Callable[..., None] = self._lock.__exit__
+        return exit_
 
 
 class _File:
@@ -141,7 +152,7 @@ class Database:
         self._prepared = False
         self._encoding = ""
         self._grows_at, self._lacks = 0.0, list[str]()
-        self._preparing = _Lock(threading.Lock(), self._busy_seconds, self.shown)
+        self._preparing = _Lock(threading.RLock(), self._busy_seconds, self.shown)
 
     def prepare(self) -> None:
         """Create the tables that are not there, once; raises StoreError for a store of a newer version."""
@@ -316,7 +327,7 @@ class Database:
             # A forked child must neither use nor close its parent's connections.
             self._dispose(close=False)
             self._pid = os.getpid()
-            self._preparing = _Lock(threading.Lock(), self._busy_seconds, self.shown)
+            self._preparing = _Lock(threading.RLock(), self._busy_seconds, self.shown)
 
     def _dispose(self, *, close: bool) -> None:
         self._quick.dispose(close=close)

@@ -1,0 +1,207 @@
+"""Whatever is raised in a thread of the bridge, and whatever breaks its log, the thread goes on."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ojs_bridge import Bridge, Event
+from ojs_bridge.engine import threads
+from ojs_bridge.engine.heartbeat import Heartbeat
+from ojs_bridge.engine.presence import Presence
+from ojs_bridge.engine.rates import Sums
+from ojs_bridge.engine.scheduler import Scheduler
+from tests.servers import eventually
+
+logger = logging.getLogger("ojs_bridge")
+
+
+class Aimed(BaseException):
+    """An interrupt of a framework."""
+
+
+class GreenletExit(BaseException):
+    """What ends a greenlet."""
+
+
+class Unsayable:
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise OSError("no text")
+
+    __repr__ = __str__
+
+
+def fails(*_: Any, **__: Any) -> Any:
+    """Raise."""
+    raise ValueError("a fault of the test's")
+
+
+class Raising(logging.Handler):
+    """A handler that does not catch its own errors."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Raise."""
+        record.getMessage()
+        fails()
+
+
+class Closed:
+    """A stream that refuses each word."""
+
+    write = flush = fails
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the log and the stream that tells its errors raise."""
+    handler = Raising()
+    logger.addHandler(handler)
+    monkeypatch.setattr(sys, "stderr", Closed())
+    yield
+    logger.removeHandler(handler)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "AGAIN", 0.01)
+
+
+@pytest.mark.usefixtures("broken")
+@pytest.mark.parametrize(
+    "error", [ValueError, SystemExit, KeyboardInterrupt, MemoryError, RecursionError, Aimed]
+)
+def test_a_thread_outlives_whatever_is_raised_in_it(error: type[BaseException]) -> None:
+    rounds: list[int] = []
+
+    def round_() -> bool:
+        rounds.append(len(rounds))
+        if len(rounds) < 4:
+            raise error
+        return len(rounds) < 6
+
+    thread = threads.keep_going("ojs-test", round_)
+    thread.join(30)
+    assert (rounds, thread.is_alive()) == ([0, 1, 2, 3, 4, 5], False)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_greenlet_that_is_ended_ends() -> None:
+    def round_() -> bool:
+        raise GreenletExit
+
+    thread = threads.keep_going("ojs-test", round_)
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def refuse(record: Any) -> bool:
+    return bool(fails())
+
+
+@pytest.mark.usefixtures("broken")
+@pytest.mark.parametrize(
+    "say",
+    [
+        pytest.param(lambda: logger.error("job %s", Unsayable()), id="an argument without a text"),
+        pytest.param(lambda: logger.error("%d", "x"), id="a wrong format"),
+        pytest.param(lambda: logger.warning("job %s", "x", extra={"name": 1}), id="a field of the record's"),
+        pytest.param(lambda: logger.error("x", exc_info=OSError("down")), id="an error"),
+    ],
+)
+def test_no_line_of_the_log_raises(say: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    say()
+    logger.addFilter(refuse)
+    say()
+    logger.removeFilter(refuse)
+    with monkeypatch.context() as factory:
+        factory.setattr(logging, "_logRecordFactory", fails)
+        say()
+
+
+def test_an_interrupt_that_strikes_in_the_log_is_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Limit(Exception):
+        pass
+
+    def strike(record: Any) -> bool:
+        raise Limit
+
+    monkeypatch.setattr(threads, "_aimed", [lambda error: isinstance(error, Limit)])
+    logger.addFilter(strike)
+    with pytest.raises(Limit):
+        logger.error("x")
+    logger.removeFilter(strike)
+
+
+def test_a_line_tells_where_it_comes_from(caplog: pytest.LogCaptureFixture) -> None:
+    logger.error("here")
+    assert caplog.records[-1].filename == Path(__file__).name
+
+
+PAUSES = ("heartbeat.CLEAR_SECONDS", "rates.PERIOD", "presence.LOOK_SECONDS", "scheduler.SWEEP_SECONDS")
+#: A step of each thread, by the name of the thread.
+STEPS: dict[str, tuple[Any, str]] = {
+    "ojs-heartbeat": (Heartbeat, "_lose_orphans"),
+    "ojs-rates": (Sums, "_add_up"),
+    "ojs-scheduler": (Scheduler, "_sweep"),
+    "ojs-presence": (Presence, "look"),
+}
+
+
+@pytest.mark.usefixtures("broken")
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+@pytest.mark.parametrize("name", STEPS)
+def test_each_thread_goes_on_after_an_error(
+    name: str, error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, step = STEPS[name]
+    passed, original = threading.Semaphore(0), getattr(owner, step)
+    times = [0]
+
+    def strange(*args: Any) -> Any:
+        times[0] += 1
+        if times[0] == 1:
+            raise error("a fault of the test's")
+        passed.release()
+        return original(*args) if owner is not Presence else None
+
+    monkeypatch.setattr(owner, step, strange)
+    for place, value in {
+        "heartbeat.CLEAR_SECONDS": 0.05,
+        "rates.PERIOD": 0.05,
+        "presence.LOOK_SECONDS": 0.05,
+    }.items():
+        monkeypatch.setattr(f"ojs_bridge.engine.{place}", value)
+    monkeypatch.setattr("ojs_bridge.engine.scheduler.SWEEP_SECONDS", 0.05)
+    bridge = Bridge(f"sqlite:///{tmp_path}/ojs.db")
+    bridge.start()
+    bridge.engine.start_threads()
+    presence = Presence("test:", "worker", "family", suspect=fails, give_back=fails)
+    presence.start(lambda: None)
+    assert passed.acquire(timeout=60), f"{name} has not gone on"
+    assert name in {thread.name for thread in threading.enumerate()}
+    presence.stop()
+    bridge.stop()
+
+
+@pytest.mark.usefixtures("broken")
+def test_a_listener_that_exits_keeps_no_other_from_hearing(tmp_path: Path) -> None:
+    heard: list[Any] = []
+
+    def leaves(event: Any) -> None:
+        sys.exit(1)
+
+    bridge = Bridge(f"sqlite:///{tmp_path}/ojs.db", listeners=[leaves, fails, heard.append])
+    events = [Event("test", str(n), datetime.now(timezone.utc), {}) for n in range(3)]
+    for event in events:
+        bridge.engine.context.events.emit([event])
+    eventually(lambda: heard == events)
+    bridge.stop()
