@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from rich.text import Text
 from typer import Argument, Option
 
-from ..config.policies import Named, read_file
+from ..config.policies import Named, policy_in, read_file
 from ..config.settings import the_retry
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..rules.duration import spoken
@@ -28,6 +28,8 @@ _FILE = (
 )
 #: The columns of the longest bar.
 _WIDTH = 50
+#: From here on a coefficient is more likely meant as an exponent.
+_LARGE = 3.0
 
 
 @command(group, "check")
@@ -110,7 +112,7 @@ def _named(file: str | None, policy: str | None) -> list[Named]:
     if file:
         return read_file(file)
     try:
-        return [Named("policy", RetryPolicy.merge(the_retry(), json_of("policy", policy)))]
+        return [Named("policy", RetryPolicy.merge(the_retry(), policy_in(json_of("policy", policy))))]
     except InvalidRetryPolicy as error:
         raise error.under("policy") if policy is not None else error from None
 
@@ -123,6 +125,7 @@ def _tell(named: Named, *, as_json: bool) -> None:
         say(f"{named.name}: {problem}")
     if not named.problems:
         show(f"{named.name}: OK")
+        _note(named.name, named.policy)
 
 
 def _show(name: str, policy: RetryPolicy, *, as_json: bool) -> None:
@@ -134,6 +137,7 @@ def _show(name: str, policy: RetryPolicy, *, as_json: bool) -> None:
         return
     fields = ", ".join(f"{field} {plain(value)}" for field, value in policy.to_ojs().items())
     show(f"{name}: {fields}")
+    _note(name, policy)
     if not waits:
         show("It is run once and never retried.")
         return
@@ -141,6 +145,16 @@ def _show(name: str, policy: RetryPolicy, *, as_json: bool) -> None:
     more = policy.runs - 1 - MOST
     if more > 0:
         show(f"... and {more:,} more, {spoken(waits[-1].planned)} or longer apart")
+
+
+def _note(name: str, policy: RetryPolicy | None) -> None:
+    """Say on stderr that a large coefficient multiplies; in an example of the specification it is an exponent."""
+    if policy and policy.backoff_strategy == "exponential" and policy.backoff_coefficient >= _LARGE:
+        factor = f"{policy.backoff_coefficient:g}"
+        say(
+            f"{name}: each wait is {factor} times the one before; example 12.3 of the specification has such "
+            'a coefficient for polynomial backoff, which is backoff_strategy = "polynomial"'
+        )
 
 
 def _table(waits: Sequence[PlannedWait]) -> Rows:

@@ -174,9 +174,16 @@ def read_file(file: str) -> list[Named]:
     A file that cannot be read as TOML or JSON policies gives one invalid policy.
     """
     try:
-        return _each(_parse(file))
+        return _each(policy_in(_parse(file)))
     except (ValueError, RecursionError) as error:
         return [Named(file, None, (str(error),))]
+
+
+def policy_in(content: Any) -> Any:
+    """Return the policy of `{"retry": ...}` or of a job's document, which has it among its options."""
+    options = content.get("options", content) if isinstance(content, Mapping) else None
+    retry = options.get("retry") if isinstance(options, Mapping) else None
+    return retry if isinstance(retry, Mapping) else content
 
 
 def load(file: str | os.PathLike[str], place: str = "policies") -> Policies:

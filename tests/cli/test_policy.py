@@ -148,3 +148,25 @@ def test_what_cannot_be_shown(words: list[str], told: str) -> None:
     ran = run("policy", "show", *words)
     assert ran.code == 2
     assert told in ran.err
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        '{"retry": {"max_attempts": 7}}',
+        '{"type": "a.b", "args": [], "options": {"retry": {"max_attempts": 7}}}',
+    ],
+)
+def test_the_policy_of_a_job(document: str, tmp_path: Path) -> None:
+    """`check` and `show` take the policy as it stands in the job of another system."""
+    assert checked(tmp_path, "job.json", document) == (0, ["policy: OK"])
+    [told] = run("policy", "show", "--policy", document, "--json").json
+    assert told["policy"]["max_attempts"] == 7
+
+
+def test_a_coefficient_that_the_specification_reads_as_an_exponent() -> None:
+    """A large coefficient multiplies, unless the strategy is said."""
+    ran = run("policy", "show", "--policy", '{"backoff_coefficient": 4.0}')
+    assert "each wait is 4 times the one before; example 12.3" in ran.err
+    said = '{"backoff_coefficient": 4.0, "backoff_strategy": "polynomial"}'
+    assert "12.3" not in run("policy", "show", "--policy", said).err
