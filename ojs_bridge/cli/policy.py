@@ -148,7 +148,7 @@ def _show(name: str, policy: RetryPolicy, *, as_json: bool) -> None:
 
 
 def _note(name: str, policy: RetryPolicy | None) -> None:
-    """Say on stderr that a large coefficient multiplies; in an example of the specification it is an exponent."""
+    """Say on stderr that a large coefficient multiplies: an example of the specification has an exponent."""
     if policy and policy.backoff_strategy == "exponential" and policy.backoff_coefficient >= _LARGE:
         factor = f"{policy.backoff_coefficient:g}"
         say(
