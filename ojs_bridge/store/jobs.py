@@ -115,8 +115,8 @@ class Reserving(Protocol):
     def release(self, settle: Settle) -> bool:
         """Release a reservation unused; the record then says that the fence before this one is settled.
 
-        For a fence of 0 the record is deleted. False when it has another fence, holder or mark,
-        or is settled.
+        For a fence of 0 the record is deleted. False when it has another fence, holder or mark, or is
+        settled; and for an order with a mark whose request was answered with LOST.
         """
 
     def expire(self, reservations: Sequence[Reservation]) -> None:

@@ -179,6 +179,16 @@ def test_who_gives_a_turn_back(store: Store, before: Sequence[Step], returning: 
     assert returning(store) is ours
 
 
+@pytest.mark.requirement("RET-12")
+def test_a_lost_attempt_whose_answer_was_lost_is_not_unused(store: Store) -> None:
+    """The worker that asked gives back what it never began; the attempt has begun before."""
+    reserve(store)
+    assert reserve(store, at=60, holder=SECOND, mark="b").grant is LOST
+    assert not store.release(over(0, SECOND)._replace(mark="b"))
+    assert reserve(store, at=61).grant is HELD
+    assert reserve(store, at=120).grant is LOST
+
+
 def test_how_long_another_has_it(store: Store) -> None:
     """The answer has a time only if another has or had the turn."""
     assert reserve(store, mark="a") == ReserveAnswer(TAKEN)

@@ -197,7 +197,8 @@ class SQLReservations:
         if settle.holder is not None:
             where.append(_r.holder == index_id(settle.holder))
         if settle.mark:
-            where.append(_r.mark == index_id(settle.mark))
+            # What was answered with a lost attempt has begun before: it is not unused.
+            where += [_r.mark == index_id(settle.mark), sa.not_(_r.lost)]
         statement: sa.Update | sa.Delete = sa.delete(tables.reservations)
         if settle.reservation.fence > 0:
             before = {"fence": settle.reservation.fence - 1, "settled": True}

@@ -4,9 +4,10 @@
 -- Repeated, it has no effect.
 local known = redis.call('GET', KEYS[1])
 if not known then return 0 end
-local fence, until_, holder, publication, mark = cmsgpack.unpack(known)
+local fence, until_, holder, publication, mark, told = cmsgpack.unpack(known)
 if fence ~= tonumber(ARGV[1]) or until_ < 0 or (ARGV[2] ~= '' and holder ~= ARGV[2]) then return 0 end
-if ARGV[4] ~= '' and mark ~= ARGV[4] then return 0 end
+-- What was answered with a lost attempt has begun before: it is not unused.
+if ARGV[4] ~= '' and (mark ~= ARGV[4] or told == -2) then return 0 end
 if fence == 0 then
   redis.call('DEL', KEYS[1])
 else
