@@ -20,6 +20,7 @@ from kombu.entity import Queue, binding
 from kombu.serialization import dumps, loads, registry
 from kombu.utils import json as kombu_json
 
+from ..engine.reservations import UNTOLD
 from ..errors import InvalidState, Unpublishable
 from ..messages import CREATED, HEADER
 from ..rules.job import Job, count_of, decoded
@@ -38,6 +39,16 @@ _PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode")
 DELAY_PREFIX = re.compile(r"^(?:[01]\.){28}")
 #: Kombu's JSON marks a value of another type with this.
 _KOMBUS_OWN = '"__type__"'
+#: The transports that keep the tag of a message. Others name it anew at each delivery, as by a receipt.
+_TAGS_KEPT = frozenset(
+    f"kombu.transport.{name}"
+    for name in (
+        *("redis", "memory", "filesystem", "sqlalchemy", "mongodb", "pgmq"),
+        *("azureservicebus", "azurestoragequeues", "consul", "etcd", "pyro", "zookeeper"),
+    )
+)
+#: The places of what Amazon's SQS and Google's Pub/Sub call a message.
+_NAMES = (("sqs_message", "MessageId"), ("gcpubsub_message", "message_id"))
 #: The exchanges from which RabbitMQ delivers what it has delayed.
 _DELAYED = "celery_delayed_"
 
@@ -84,11 +95,28 @@ def carried(message: Any, body: Any, headers: Mapping[str, Any] | None, app: Cel
         content_type, encoding, body = _dumps_if_possible(body, name)
     headers = message.headers if headers is None else headers
     if isinstance(message.delivery_tag, str):
-        publication = message.delivery_tag
+        is_kept = message.channel is None or type(message.channel).__module__ in _TAGS_KEPT
+        publication = message.delivery_tag if is_kept else _publication(message)
     else:
         # RabbitMQ gives none that stays the same when it delivers a message again.
         publication = "" if (message.delivery_info or {}).get("redelivered") else uuid.uuid4().hex
     return body, content_type, encoding, headers, publication
+
+
+def _publication(message: Any) -> str:
+    """Return what a transport calls a message at each delivery, its tag if that is kept; else UNTOLD."""
+    if keeps_tags(type(message.channel)):
+        return str(message.delivery_tag)
+    info = message.delivery_info or {}
+    for place, name in _NAMES:
+        if isinstance(info.get(place), Mapping) and info[place].get(name):
+            return str(info[place][name])
+    return UNTOLD
+
+
+def keeps_tags(channel: type[Any]) -> bool:
+    """Return whether a transport delivers a message under the tag that it was published with."""
+    return any(kind.__module__ in _TAGS_KEPT for kind in channel.__mro__)
 
 
 def delivered(app: Celery, parts: Carried, properties: Mapping[str, Any], info: Mapping[str, Any]) -> Wire:

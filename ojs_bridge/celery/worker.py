@@ -27,6 +27,7 @@ from .install import leave_native, unreadable
 from .receiving import check_canary
 from .sending import visibility_timeout
 from .taking import take_safely
+from .wire import keeps_tags
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -88,7 +89,20 @@ def check_app(app: Celery, *, is_program: bool = False) -> None:
     bridge = attach(app)
     _check_acknowledgements(app)
     _check_visibility(app, bridge)
-    bridge.engine.try_store("`<queue>.dead` on the broker", is_program=is_program)
+    dead_queue = "`<queue>.dead` on the broker, where `Bridge.broker_letters` finds them"
+    bridge.engine.try_store(dead_queue, is_program=is_program)
+    _check_copies(app, bridge)
+
+
+def _check_copies(app: Celery, bridge: Bridge) -> None:
+    transport = app.connection_for_read().transport
+    is_virtual = transport.driver_type not in ("amqp", "sqs", "gcpubsub")
+    if bridge.store is not None and is_virtual and not keeps_tags(transport.Channel):
+        logger.warning(
+            "%s names a message anew at each delivery: a copy that comes when its job has ended is a new "
+            "job, and a job whose worker was killed comes back when the broker gives it out again",
+            type(transport).__name__,
+        )
 
 
 def fit_frameworks(app: Celery) -> None:

@@ -49,6 +49,11 @@ def is_rabbitmq(broker: Broker) -> bool:
     return is_broker(broker, "rabbitmq", "RabbitmqBroker")
 
 
+def is_known(broker: Broker) -> bool:
+    """Return whether this is a broker of Dramatiq's own; others promise less."""
+    return is_redis(broker) or is_rabbitmq(broker) or is_broker(broker, "stub", "StubBroker")
+
+
 def backlog(broker: Any, queues: Sequence[str]) -> Sequence[Backlog] | None:
     """Return the backlog of queues; None for a broker of another kind. Raises any error."""
     if is_redis(broker):
@@ -138,6 +143,12 @@ def _caveats(broker: Any, bridge: Bridge) -> Iterator[str]:
         yield (
             "no store: a job that kills its worker is delivered again without an attempt being counted, and "
             "long delays wait in the memory of workers"
+        )
+    if not is_known(broker):
+        yield (
+            f"{type(broker).__name__} is no broker of Dramatiq's own: it does not say that a message comes "
+            "again. A copy that comes when its job has ended is a new job, a job whose worker was killed "
+            "comes back when the broker gives it out again, and the bridge cannot look for its dead letters"
         )
     longest = bridge.settings.park_after
     if is_rabbitmq(broker) and bridge.store and longest >= PATIENCE:

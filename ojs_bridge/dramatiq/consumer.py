@@ -13,7 +13,7 @@ from dramatiq.broker import Broker, Consumer, MessageProxy
 from dramatiq.common import dq_name
 from dramatiq.errors import ConnectionClosed
 
-from ..engine.reservations import Reservations
+from ..engine.reservations import UNTOLD, Reservations
 from ..engine.runs import Lost, Run
 from ..engine.storage_retry import is_of_process
 from ..errors import StoreError
@@ -22,6 +22,7 @@ from .brokers import (
     confirm,
     error_in_words,
     give_back,
+    is_known,
     is_rabbitmq,
     is_redis,
     published_dead,
@@ -64,6 +65,7 @@ class SettlingConsumer(Consumer):
         self._takes = is_redis(broker)
         self._wake = wake
         self._is_tagged = is_rabbitmq(broker)
+        self._is_untold = not is_known(broker)
         if not self._is_tagged:
             self.__dict__["ack"] = self._straight(inner.ack, acks)
 
@@ -183,7 +185,9 @@ class SettlingConsumer(Consumer):
 
     def __iter__(self) -> Any:
         # A broker in memory loses no connection: its deliveries without a delay need no notes.
-        return self if self._takes or self._is_tagged or self._is_delayed else iter(self._inner)
+        if self._takes or self._is_tagged or self._is_delayed or self._is_untold:
+            return self
+        return iter(self._inner)
 
     def __next__(self) -> MessageProxy | None:
         message = self._take()
@@ -192,6 +196,8 @@ class SettlingConsumer(Consumer):
                 message.ojs_delivery = Delivery(self._inner, time.monotonic())  # type: ignore[attr-defined]
             elif self._takes and not self._hands.take(message, is_delayed=self._is_delayed):
                 return None
+            if self._is_untold:
+                setattr(message, compat.redelivered.name, UNTOLD)
             if self._is_delayed:
                 compat.message_in(message).options[DELAYED_AS] = publication(message)
         return message

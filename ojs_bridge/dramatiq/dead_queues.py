@@ -22,7 +22,7 @@ from ..operations.broker_letters import await_turn, claimed_on_redis, found_lett
 from ..rules.failures import Failure
 from ..rules.job import ErrorEntry, Job, count_of
 from ..store import Letter, from_ms
-from .brokers import NOT_FOUND, depth_of, error_in_words, is_rabbitmq, is_redis, outages
+from .brokers import NOT_FOUND, depth_of, error_in_words, is_known, is_rabbitmq, is_redis, outages
 from .compat import dead_letters_by_queue, dead_of, message_in, messages_of, parameters
 from .delivery import is_dropped
 from .translate import FRAMEWORK, bare_job, job_of, original, time_of
@@ -151,7 +151,20 @@ def places_of(broker: Any) -> Places:
         return _OnRedis(broker)
     if is_rabbitmq(broker):
         return _OnRabbitMQ(broker)
-    return _InMemory(broker)
+    return _InMemory(broker) if is_known(broker) else _Elsewhere(broker)
+
+
+class _Elsewhere:
+    """The dead messages of a broker that is not Dramatiq's own: nobody here can look."""
+
+    def __init__(self, broker: Any) -> None:
+        self._why = f"the bridge cannot look into the dead letters of a {type(broker).__name__}"
+
+    def read(self, *_: object) -> list[tuple[Held, datetime | None]]:
+        raise Unreachable(self._why)
+
+    def take(self, *_: object) -> bool:
+        raise Unreachable(self._why)
 
 
 class _InMemory:

@@ -21,7 +21,7 @@ from dramatiq.middleware import Retries
 
 from ..engine.engine import Engine
 from ..engine.instruments import Entered
-from ..engine.reservations import TakenOver
+from ..engine.reservations import UNTOLD, TakenOver
 from ..engine.runs import Postpone, Refuse, Run
 from ..rules.decision import Complete, DeadLettered, Discarded
 from ..rules.failures import HandlerFailed, can_be_shown
@@ -195,11 +195,17 @@ def is_dropped(message: MessageProxy) -> bool:
 
 
 def publication(message: MessageProxy) -> str:
-    """Return an id that tells a job's messages apart at its first run; "" where RabbitMQ cannot tell."""
+    """Return an id that tells a job's messages apart at its first run; "" where RabbitMQ cannot tell.
+
+    A broker of another kind tells nothing.
+    """
     options = message_in(message).options
     if redis_id := options.get(REDIS_ID):
         return str(options.get(DELAYED_AS, redis_id))
-    return "" if getattr(message, redelivered.name, None) else str(options.get(DELAYED_AS, uuid.uuid4()))
+    told = getattr(message, redelivered.name, None)
+    if told == UNTOLD:
+        return str(options.get(DELAYED_AS, UNTOLD))
+    return "" if told else str(options.get(DELAYED_AS, uuid.uuid4()))
 
 
 class Ending:

@@ -22,7 +22,7 @@ from ..errors import ConfigurationError
 from ..messages import HEADER, RETRY_OPTION
 from . import compat
 from .actors import ERRORS_OPTION, NO_RETRIES, RETRY_ON_OPTION, Actors, BootError
-from .brokers import is_redis, say_caveats, use_dead_queues_as_they_are
+from .brokers import is_known, is_redis, say_caveats, use_dead_queues_as_they_are
 from .compat import (
     BARRIER_TTL,
     ConsumerThread,
@@ -132,7 +132,7 @@ class OJSRetries(Retries):
         if self.bridge.store:
             hear_first(broker, self, self._runs.check)
         say_caveats(broker, self.bridge)
-        self._try_store()
+        self._try_store(broker)
         if self._is_program:
             Stops(self.bridge.engine.reservations).hear()
 
@@ -145,8 +145,14 @@ class OJSRetries(Retries):
         if is_redis(broker):
             self._presences[worker] = present(broker, self.bridge.engine.reservations, queues)
 
-    def _try_store(self) -> None:
-        dead_queue = "the broker's own dead queues (.XQ), which forget them in time"
+    def _try_store(self, broker: Broker) -> None:
+        if is_known(broker):
+            dead_queue = (
+                "the broker's own dead queues (.XQ), which forget them in time, "
+                "where `Bridge.broker_letters` finds them"
+            )
+        else:
+            dead_queue = "the broker, where the bridge cannot look for them"
         try:
             self.bridge.engine.try_store(dead_queue, is_program=self._is_program)
         except ConfigurationError as error:

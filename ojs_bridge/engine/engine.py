@@ -105,8 +105,7 @@ class Engine:
             )
         if self.store is None:
             logger.warning(
-                "no store: dead letters go to %s, where `Bridge.broker_letters` finds them; "
-                "set Bridge(store=...) or OJS_BRIDGE_STORE",
+                "no store: dead letters go to %s; set Bridge(store=...) or OJS_BRIDGE_STORE",
                 dead_queue,
             )
             return

@@ -38,6 +38,11 @@ Wait: TypeAlias = Callable[[StoreError], bool]
 #: Looked up once, because enumerations are slow and every job comes by here.
 _TAKEN, _LOST, _RESENT = Grant.TAKEN, Grant.LOST, Grant.RESENT
 
+#: The publication of a message whose broker says neither its name nor whether it comes again.
+UNTOLD = "?"
+#: How many jobs of one id such a broker may bring while the store knows of them, each after the one before.
+_AGAIN = 20
+
 WORKER_GONE = "its worker did not extend the reservation: killed, or cut off from the store"
 WORKER_DIED = "its process died, and its message came to another one of the same pool"
 
@@ -101,7 +106,8 @@ class Reservations:
     ) -> Run | Lost | Postpone | Drop:
         """Reserve the attempt of a run; return what becomes of it. Raises StoreError if the run can wait.
 
-        `publication` tells the messages apart that a user has sent under one id; "" if nothing tells. A store
+        `publication` tells the messages apart that a user has sent under one id; "" if nothing tells. An
+        UNTOLD message is a copy until the attempt is settled, and then a new job. A store
         that does not answer is asked again as long as `wait` returns True. With `gone`, the broker has lost
         its connection to the worker that had the message.
         """
@@ -114,11 +120,9 @@ class Reservations:
             self._behind.flush(FLUSH_SECONDS)
         try:
             answer = self._ask(self._store, heart, reservation, publication, wait)
-            if answer.grant is _RESENT:
-                # A user has sent this id before: the job gets a chain of its own.
-                job = job._replace(chain=publication)
+            if answer.grant is _RESENT or (publication == UNTOLD and answer.grant is Grant.SETTLED):
+                job, answer = self._next_of_its_id(self._store, heart, job, publication, wait)
                 reservation = Reservation(job.key, job.fence)
-                answer = self._ask(self._store, heart, reservation, publication, wait)
             is_held, wanting = answer.grant is Grant.HELD, run._replace(job=job)
             left = self._left_of(heart, answer, wanting, gone=gone) if is_held else None
             if left is not None and left <= timedelta() and answer.until:
@@ -139,6 +143,21 @@ class Reservations:
             death = Failure(WORKER_DEATH, WORKER_DIED)
             return Lost(reserved._replace(abandoned=True, began=asked_at(answer.mark)), death)
         return self._refused(reserved, answer, left)
+
+    def _next_of_its_id(
+        self, store: Store, heart: Heartbeat, job: Job, publication: str, wait: Wait | None
+    ) -> tuple[Job, ReserveAnswer]:
+        """Ask for a job whose id a user has sent before: it gets a chain of its own.
+
+        Where nothing tells the messages apart, it gets the first one that is not settled.
+        """
+        untold = [f"{job.chain}again{n}" for n in range(_AGAIN)]
+        for chain in untold if publication == UNTOLD else [publication]:
+            again = job._replace(chain=chain)
+            answer = self._ask(store, heart, Reservation(again.key, again.fence), publication, wait)
+            if answer.grant is not Grant.SETTLED:
+                break
+        return again, answer
 
     def _left_of(self, heart: Heartbeat, answer: ReserveAnswer, run: Run, *, gone: bool) -> timedelta | None:
         """Return after which time the holder of a reservation counts as dead; None if it is not suspected."""

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import dramatiq
 import pytest
-from celery.contrib.testing.worker import start_worker
 
 from tests.contract.conftest import SERVED
 from tests.contract.fleet import Fleet, attempts, end
 from tests.contract.fleets import OnCelery
 from tests.contract.steps import raises
+from tests.on_celery.fleet import worker_here
 from tests.servers import eventually
 
 Made = Callable[..., Fleet]
@@ -22,7 +22,7 @@ Made = Callable[..., Fleet]
 def working_here(fleet: Fleet) -> Iterator[None]:
     """Have a worker in this process."""
     if isinstance(fleet, OnCelery):
-        with start_worker(fleet._fleet.app, perform_ping_check=False, pool="threads", concurrency=2):
+        with worker_here(fleet._fleet.app):
             yield
         return
     worker = dramatiq.Worker(fleet._broker, worker_timeout=100, worker_threads=2)

@@ -21,7 +21,7 @@ import pytest
 
 from ojs_bridge import Bridge, ConfigurationError, StorageRetry, StoreError
 from ojs_bridge.engine import heartbeat, reservations
-from ojs_bridge.engine.reservations import ASK_AGAIN, TakenOver
+from ojs_bridge.engine.reservations import ASK_AGAIN, UNTOLD, TakenOver
 from ojs_bridge.engine.runs import Begun, Drop, Lost, Onward, Postpone, Run
 from ojs_bridge.rules.decision import Complete, DeadLettered, Discarded, RetryAt
 from ojs_bridge.rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
@@ -688,3 +688,19 @@ def test_a_reservation_that_no_holder_could_extend_is_not_lost_at_once(asking: t
     assert isinstance(begin(bridge, JOB), Postpone)
     holder.engine.settling.settle(held, Complete())
     assert isinstance(begin(bridge, JOB), Drop)
+
+
+def test_a_message_that_nothing_tells_apart_is_a_copy_until_its_attempt_is_settled(tmp_path: Path) -> None:
+    """Its broker neither names it nor says that it comes again, as SQS and a broker of one's own."""
+    one, other = (Bridge(store=f"sqlite:///{tmp_path}/ojs.db") for _ in range(2))
+
+    def begin(bridge: Bridge) -> Begun:
+        job = Job("j", "t", "q")
+        return bridge.engine.begin(job, job, bridge.engine.task(), publication=UNTOLD)
+
+    for chain in ("", "again0", "again1"):
+        run = begin(one)
+        assert isinstance(run, Run)
+        assert run.job.chain == chain
+        assert isinstance(begin(other), Postpone)
+        one.engine.settling.settle(run, Complete())

@@ -10,14 +10,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from celery import Celery
+from celery import Celery, signals
+from celery.contrib.testing.worker import start_worker
 from celery.result import AsyncResult
 from kombu import Queue
 
@@ -74,6 +75,19 @@ def celery(arguments: list[str], env: Mapping[str, str], log: Path) -> Forked | 
             stderr=out,
             start_new_session=True,
         )
+
+
+@contextmanager
+def worker_here(app: Celery) -> Iterator[None]:
+    """Have a worker in this process, which leaves the log as it is."""
+
+    def leave(**_: Any) -> None:
+        """Stand for a set-up of one's own: Celery then makes none."""
+
+    signals.setup_logging.connect(leave)
+    with start_worker(app, perform_ping_check=False, pool="threads", concurrency=4, shutdown_timeout=60):
+        yield
+    signals.setup_logging.disconnect(leave)
 
 
 class Worker:
