@@ -131,8 +131,11 @@ def _subclasses(cls: type[BaseException]) -> Iterator[type[BaseException]]:
 
 
 def _full_name(cls: type[BaseException]) -> str:
-    module: object = cls.__module__
-    return f"{module}.{cls.__qualname__}" if isinstance(module, str) else cls.__qualname__
+    try:
+        module: object = cls.__module__
+        return f"{module}.{cls.__qualname__}" if isinstance(module, str) else cls.__qualname__
+    except Exception:  # noqa: BLE001 - any class that is loaded, and its metaclass may refuse
+        return ""
 
 
 def _spread(policy: RetryPolicy, mean: float, mean_at_cap: float) -> tuple[float, float]:

@@ -282,3 +282,22 @@ def test_neither_framework_is_needed() -> None:
     """The formulas stand in modules of their own."""
     told = "from ojs_bridge.migration import *; to_celery_options({}), to_dramatiq_options({})"
     assert not modules_after(told) & FRAMEWORKS
+
+
+class Refusing(type):
+    """A metaclass that refuses what it is asked for."""
+
+    def __getattribute__(cls, name: str) -> Any:
+        if name in ("__module__", "__qualname__"):
+            raise OSError(name)
+        return super().__getattribute__(name)
+
+
+class Hidden(Exception, metaclass=Refusing):
+    """A loaded error that says nothing of itself."""
+
+
+def test_a_loaded_error_that_cannot_be_asked() -> None:
+    """It hides no other class."""
+    named = {"max_attempts": 6, "non_retryable_errors": ["builtins.OSError"]}
+    assert to_celery_options(named).options["dont_autoretry_for"] == (OSError,)  # type: ignore[arg-type]
