@@ -22,6 +22,7 @@ from ..engine.engine import Engine
 from ..engine.events import log_error
 from ..engine.reservations import TakenOver
 from ..engine.runs import Drop, Lost, Onward, Postpone, Refuse, Run, Settlement
+from ..engine.storage_retry import is_of_process
 from ..errors import InvalidState, StoreError
 from ..messages import HEADER, parameters_of
 from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
@@ -147,7 +148,7 @@ class TaskRun:
             raise
         except Exception as error:  # noqa: BLE001 - Celery would take it for an error of the task
             with undisturbed():
-                raise self.unbegun(error) from None
+                raise (until_begun if may_pass(self, error) else self.unbegun)(error) from None
         setattr(self._request, HELD, begun if isinstance(begun, (Run, Lost)) else None)
         if isinstance(begun, Run):
             self._begun = begun
@@ -221,7 +222,7 @@ class TaskRun:
 
     def unbegun(self, error: Exception) -> Exception:
         """Keep a job that could not be begun, and return the exception that tells Celery of it."""
-        if not self._request.is_eager and may_pass(self, error):
+        if not self._request.is_eager and is_of_process(error, *self.parts):
             return until_begun(error, self._unsettled)
         logger.error("job %s could not be begun", known(self._request), exc_info=error)
         try:
