@@ -129,7 +129,7 @@ def task_policy(app: Celery, task: Task | None) -> TaskPolicy:
 
     They are resolved once, and again when an option that Celery reads at each retry has changed.
     """
-    if task is None or not is_bridged(task):
+    if not getattr(task, "ojs_bridged", False) or task is None:
         return attach(app).engine.task(reserved=WORKER_ERRORS)
     options = task.max_retries, task.default_retry_delay
     kept: tuple[Any, TaskPolicy] | None = vars(task).get(_TASK_POLICY)
@@ -266,21 +266,23 @@ def _read_retry_option(app: Celery) -> None:
 
     @functools.wraps(app.send_task)
     def send_task_with_policy(name: str, *args: Any, **options: Any) -> Any:
+        # The class is asked each time: a user's tests put another method there.
+        send_task = own or _bound(type(app).send_task, app)
+        task = app.current_worker_task if options.get("task_id") else None
+        wish = getattr(task and vars(task.request).get(RUNNING), "wish", None)
+        if wish is not None and wish.sending == options["task_id"]:
+            return wish.catch(send_task, name, *args, **options)
         partial = options.pop(RETRY_OPTION, None)
         refuse_misnamed(name, options)
         check_task(app, name)
-        for later in LATER:
-            if options.get(later):
-                check_signatures(app, options[later])
+        for later in filter(None, map(options.get, LATER)):
+            check_signatures(app, later)
         if partial is not None:
             headers = options.get("headers") or {}
             options["headers"] = {**headers, HEADER: _checked(app, name, partial, headers)}
         if options.get("task_id"):
             _tell_apart(app, name, options)
-        # The class is asked each time: a user's tests put another method there.
-        send_task = own or _bound(type(app).send_task, app)
-        bridge = bridge_of(app)
-        if bridge is None or not bridge.engine.instruments.all:
+        if (bridge := bridge_of(app)) is None or not bridge.engine.instruments.all:
             return send_task(name, *args, **options)
         options["headers"] = carrier = dict(options.get("headers") or {})
         carrier.setdefault(CREATED, format_time(bridge.engine.now()))
@@ -327,8 +329,7 @@ def _queue_of(app: Celery, name: str, args: Sequence[Any], options: Mapping[str,
 
 def _bound(attribute: Any, app: Celery) -> Any:
     """Return an attribute of an app's class, bound to the app."""
-    bind = getattr(attribute, "__get__", None)
-    return bind(app, type(app)) if bind else attribute
+    return attribute.__get__(app, type(app)) if hasattr(attribute, "__get__") else attribute
 
 
 def refuse_misnamed(name: str, options: Mapping[str, Any]) -> None:
@@ -419,9 +420,8 @@ def check_signatures(app: Celery, signatures: Any) -> None:
         check_task(app, name)
         if RETRY_OPTION in options:
             _write_policy(app, name, options)
-        for nested in (*map(options.get, LATER), *map(kwargs.get, ("tasks", "header", "body"))):
-            if nested:
-                check_signatures(app, nested)
+        for each in (*map(options.get, LATER), *map(kwargs.get, ("tasks", "header", "body"))):
+            check_signatures(app, each)
 
 
 def _write_policy(app: Celery, name: str, options: dict[str, Any]) -> None:

@@ -67,6 +67,12 @@ _TRANSPORT, _MEMORY = "kombu.transport.virtual:Transport", "kombu.transport.memo
 # Apps and tasks
 tasks = minor("_tasks", _APP, "look a task up while its app is not finalized")
 task_from_fun = vital("_task_from_fun", _APP, "adopt the tasks that are defined after `install`")
+pending_tasks = minor("_pending", _APP, "adopt the tasks that are made after `install`")
+when_made = minor(
+    "__then__",
+    "celery.local:PromiseProxy",
+    "adopt the tasks that are made after `install`",
+)
 warn_duplicate_task_name = minor(
     "_warn_duplicate_task_name", _APP, "name the user's line in Celery's warning of a taken name", since="5.7"
 )
@@ -149,12 +155,9 @@ terminate_handler_fired = minor(
 )
 
 # Publishing
-task_message = vital("task_message", "celery.app.amqp", "publish a message again as it came")
-send_task_message = vital("send_task_message", _AMQP, "publish a message again as it came")
 as_task_v2 = minor("as_task_v2", _AMQP, "make the message of an eagerly applied task")
-#: A name that every retry needs has a reader, here and above.
-task_message_of, send_task_message_of = task_message.reader(), send_task_message.reader()
 connections = vital("connections", "kombu.pools:ProducerPool", "tell an outage of the broker")
+#: A name that every retry needs has a reader, here and above.
 connections_of = connections.reader()
 close = minor("_close", _CONNECTION, "drop a channel that an outage has closed")
 producer_connection = minor(
@@ -169,6 +172,7 @@ lookup = vital(
 type_to_name = minor(
     "type_to_name", "kombu.serialization:SerializerRegistry", "encode arguments as the message had them"
 )
+type_to_name_of = type_to_name.reader()
 router_routes = minor("routes", "celery.app.routes:Router", "find the dead queues of the queues routed to")
 detect_quorum_queues = minor(
     "detect_quorum_queues", "celery.utils.quorum_queues", "have RabbitMQ itself delay a retry", since="5.5"

@@ -13,7 +13,8 @@ import pickle
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -31,9 +32,9 @@ from ..rules.failures import HandlerFailed, safe_repr
 from ..store import Reservation
 from . import compat, stops
 from .attach import attach
-from .outcomes import shown_exception
+from .outcomes import shown_exception, undisturbed
 from .sending import visibility_timeout
-from .wire import Arguments, known
+from .wire import Wire, known
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -49,14 +50,13 @@ _HOLDING = "_ojs_holding"
 class Unsettled(NamedTuple):
     """A decision that could not be carried out; `process` is the number of the process that made it.
 
-    A success has a `result`.
+    `wire` is the message of its retry. A success has a `result`.
     """
 
     process: int
     decision: Decision
     shown: Exception
-    arguments: Arguments | None = None
-    options: Mapping[str, Any] = {}
+    wire: Wire | None = None
     result: Any = None
 
 
@@ -97,6 +97,34 @@ def held(
     why = safe_repr(error)
     logger.critical("job %s is lost, being acknowledged before it ran: %s", known(request), why)
     return shown_exception(error)
+
+
+def run_within(
+    enter: Callable[[], AbstractContextManager[Any]],
+    run: Callable[[Callable[..., Any], Any, Any], Any],
+    body: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+) -> Any:
+    """Run the user's code within the instruments; an interrupt that strikes in one is the job's."""
+    try:
+        running = enter()
+        running.__enter__()
+    except BaseException as struck:  # noqa: BLE001 - it is raised again in the place of the user's code
+        error = struck
+
+        def raise_it() -> None:
+            raise error
+
+        return run(raise_it, (), {})
+
+    def leave(*error: Any) -> None:
+        with undisturbed():
+            running.__exit__(*error)
+
+    with ExitStack() as stack:
+        stack.push(leave)
+        return run(body, args, kwargs)
 
 
 class _Unsaid(logging.Filter):

@@ -120,8 +120,10 @@ def _adopt_new_tasks(app: Celery) -> None:
             _adopt(task, app)
 
     app.on_after_finalize.connect(adopt_all, weak=False)
-    if app.finalized:
-        adopt_all()
+    # A task may run here and now before the app is finalized, and Celery makes a task when it is used first.
+    adopt_all()
+    for made_later in compat.pending_tasks(app):
+        compat.when_made(made_later)(lambda lazy=made_later: _adopt(compat.get_current_object(lazy)(), app))
 
 
 def _adopt(task: Task, app: Celery) -> None:

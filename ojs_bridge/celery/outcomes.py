@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from numbers import Real
 from typing import Any
 
 from billiard import common, current_process, pool
+from billiard.exceptions import TimeLimitExceeded
 from celery import Task, states
 from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, WorkerShutdown, WorkerTerminate
 from celery.result import AsyncResult
 from celery.utils.serialization import get_pickleable_exception
+from typing_extensions import assert_never
 
+from ..engine.engine import Engine
 from ..engine.events import log_error, strikes
 from ..engine.reservations import TakenOver
-from ..engine.runs import Run
+from ..engine.runs import Onward, Run, Settlement
 from ..engine.threads import let_through
+from ..errors import StoreError
+from ..messages import HEADER, parameters_of
+from ..rules.decision import Complete, DeadLettered, Discarded, GiveBack, RetryAt, SnoozeUntil
 from ..rules.failures import (
     ErrorMap,
     Failure,
@@ -35,9 +42,11 @@ from ..rules.failures import (
     outcome_of,
 )
 from ..rules.job import Job
-from . import compat
-from .wire import known
-from .wish import Wish, countdown_of, until
+from . import compat, sending
+from . import wire as wires
+from .attach import FRAMEWORK, attach
+from .wire import KEY, OUTCOME, Carried, Wire, known
+from .wish import Failed, Wish, countdown_of, eager_signature, until
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -75,16 +84,18 @@ def dropped(job: Job, late: TakenOver, *, returnable: bool) -> Exception:
     return given_back(str(late)) if returnable else ignored(str(late))
 
 
-def task_outcome(task: Task, raised: BaseException, wish: Wish | None, run: Run, now: datetime) -> Outcome:
-    """Return the outcome of a run whose task raised; the wish's exception, or Celery's, asks for a retry."""
-    zone = task.app.timezone
-    if wish is not None and wish.raised_as(raised):
-        # Unless an owner has set waits, those of the policy are for autoretry_for alone.
-        default = wish.default_delay if run.task.layers.waits_are_native else None
-        cause = _causeless(wish, run) if wish.cause is None else wish.cause
-        return _asked(cause, wish.after(now, zone), run.task.errors, default)
+def outcome_asked(wish: Wish, run: Run, now: datetime) -> Outcome:
+    """Return the outcome of a run whose task has called `self.retry(...)`."""
+    # Unless an owner has set waits, those of the policy are for autoretry_for alone.
+    default = wish.default_delay if run.task.layers.waits_are_native else None
+    cause = _causeless(wish, run) if wish.cause is None else wish.cause
+    return _asked(cause, wish.after(now, wish.task.app.timezone), run.task.errors, default)
+
+
+def task_outcome(task: Task, raised: BaseException, run: Run, now: datetime) -> Outcome:
+    """Return the outcome of a run whose task raised; Celery's Retry asks for a retry."""
     if issubclass(type(raised), Retry):
-        return _asked(_reason(raised), _hint(raised, now, zone), run.task.errors)
+        return _asked(_reason(raised), _hint(raised, now, task.app.timezone), run.task.errors)
     return outcome_of(raised, run.task.errors, run.task.layers.retries.rules_out(raised))
 
 
@@ -146,6 +157,11 @@ def is_the_tasks_own(exc: BaseException, task: Task, request: Any) -> bool:
     return "Timeout" in name_of(type(exc)) and not limited
 
 
+def requeues(task: Task, crash: Exception) -> bool:
+    """Return whether Celery puts a message back whose hard time limit has struck (5.7 and newer)."""
+    return isinstance(crash, TimeLimitExceeded) and not getattr(task, "acks_on_timeout", True)
+
+
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Let no soft time limit strike while an outcome is carried out; the hard one still may."""
@@ -157,34 +173,6 @@ def undisturbed() -> Iterator[None]:
         yield
     finally:
         signal.signal(_SOFT_TIMEOUT, before or signal.SIG_DFL)
-
-
-def run_within(
-    enter: Callable[[], AbstractContextManager[Any]],
-    run: Callable[[Callable[..., Any], Any, Any], Any],
-    body: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
-) -> Any:
-    """Run the user's code within the instruments; an interrupt that strikes in one is the job's."""
-    try:
-        running = enter()
-        running.__enter__()
-    except BaseException as struck:  # noqa: BLE001 - it is raised again in the place of the user's code
-        error = struck
-
-        def raise_it() -> None:
-            raise error
-
-        return run(raise_it, (), {})
-
-    def leave(*error: Any) -> None:
-        with undisturbed():
-            running.__exit__(*error)
-
-    with ExitStack() as stack:
-        stack.push(leave)
-        return run(body, args, kwargs)
 
 
 def _is_aimed(exc: BaseException) -> bool:
@@ -339,3 +327,113 @@ def report_retry(task: Task, request: Any, signal: Retry) -> None:
         raise signal
     except Retry:
         compat.handle_error_state_of(compat.TraceInfo(states.RETRY, signal))(task, request)
+
+
+class Delivery:
+    """One delivery of a task, the engine's outlet: what is published, and how it leaves its queue."""
+
+    framework = FRAMEWORK
+
+    def __init__(self, task: Task, request: Any) -> None:
+        self.engine: Engine = attach(task.app).engine
+        self.task = task
+        self.request = request
+        #: Whether the broker still has the message, and takes it back.
+        self.can_wait = bool(task.acks_late and not request.is_eager)
+        # The properties of the bridge are hidden from the task.
+        properties = request.properties = dict(request.properties or {})
+        #: The message; None for an eagerly applied task, which has none.
+        self.carried: Carried | None = properties.pop(KEY, None)
+        #: The decision on a run that has ended, if it could not be carried out yet.
+        self.unsettled: Any = properties.pop(OUTCOME, None)
+        self.headers: Mapping[str, Any] = (request.headers or {}) if self.carried is None else self.carried[3]
+        #: The mark by which two messages of the job's first run differ; "" if the broker gives none.
+        self.publication = "" if self.carried is None else self.carried[4]
+        self.parts = self.headers, request.args, request.kwargs
+        self.begun: Run | None = None
+        #: The failure for which the bridge calls the task's own `retry`.
+        self.failed: Failed | None = None
+        #: The retry that the task has asked for, or that the bridge has asked the task's own `retry` for.
+        self.wish: Wish | None = None
+        #: The message of a retry that could not be sent yet.
+        self.unsent: Wire | None = None
+        #: The task's error, as Celery shows it, and the exception that tells Celery of the end.
+        self.shown: Exception = Ignore()
+        self.signal: Exception = self.shown
+        #: The decision on a job that goes on, when it was carried out, and an eager retry's signature.
+        self.goes_on: RetryAt | SnoozeUntil | None = None
+        self.again: Any = None
+
+    @property
+    def unreachable(self) -> tuple[type[Exception], ...]:
+        """The errors of a store or a broker that is out of reach."""
+        return (StoreError, *sending.out_of_reach(self.task.app))
+
+    def message(self, onward: Onward | None) -> sending.Outgoing | None:
+        """Return the message as it came, or as it goes on; None for an eager retry, which runs at once."""
+        if onward is not None and self.request.is_eager:
+            return None
+        wire, parameters = self.wire, parameters_of(self.task.run)
+        if onward is None:
+            return sending.Outgoing(wire, None, parameters)
+        changes: dict[str, Any] = {HEADER: onward.header.text}
+        if onward.decision is not None:
+            changes["retries"] = onward.job.attempt - 1
+        if isinstance(onward.decision, RetryAt):
+            wire = (self.wish.wire if self.wish else self.unsent) or wire
+        return sending.Outgoing(wire, changes, parameters)
+
+    def publish(self, message: sending.Outgoing, at: datetime) -> None:
+        """Publish a message, which is due at a time."""
+        publish = functools.partial(sending.publish, self.task.app, message, self.engine.now(), at)
+        self.engine.context.storage_retry.run(publish, retry_on=self.unreachable)
+
+    def leave(self, settlement: Settlement[sending.Outgoing]) -> None:
+        """Choose the exception that ends the delivery, and bury what the store does not have."""
+        job, eager, decision = settlement.job, self.request.is_eager, settlement.decision
+        match decision:
+            case GiveBack():
+                self.signal = given_back(decision.reason)
+            case RetryAt() | SnoozeUntil():
+                if eager:
+                    # A due time would only postpone what runs at once.
+                    now = self.engine.keeping.header(job._replace(next_retry_at=None))
+                    sig = self.wish and self.wish.signal and self.wish.signal.sig
+                    self.again = eager_signature(self.task, self.request, sig, job, now)
+                self.goes_on = decision
+            case Discarded() | DeadLettered():
+                self.signal = self.shown
+                if not eager:
+                    vars(self.shown)[sending.ACKNOWLEDGED] = self._is_acknowledged(settlement)
+            case Complete() | None:
+                pass
+            case _:
+                assert_never(decision)
+
+    def _is_acknowledged(self, settlement: Settlement[sending.Outgoing]) -> bool | None:
+        """Return whether the worker acknowledges a job's last message, or rejects it; None as Celery does.
+
+        It is acknowledged if its letter is kept, in the store or in its queue's dead queue, and if its
+        handler wants no letter.
+        """
+        job, decision = settlement.job, settlement.decision
+        if settlement.in_store or (isinstance(decision, Discarded) and decision.cause == "handler"):
+            return True
+        if not isinstance(decision, DeadLettered):
+            return False if decision and requeues(self.task, self.shown) else None
+        header, app = self.engine.keeping.last_header(job), self.task.app
+        changes = {"retries": job.attempt, **({} if header is None else {HEADER: header.text})}
+        return sending.is_buried(self.engine, app, self.wire, changes, can_wait=self.can_wait)
+
+    @functools.cached_property
+    def wire(self) -> Wire:
+        """The message; an eagerly applied task gets the one that it would have had."""
+        app, request = self.task.app, self.request
+        if self.carried is None:
+            return wires.eager(app, self.task.name, request, self.headers)
+        return wires.delivered(app, self.carried, request.properties or {}, request.delivery_info or {})
+
+    @property
+    def job(self) -> Job | None:
+        """The job of this run; None before it has begun."""
+        return self.begun and self.begun.job

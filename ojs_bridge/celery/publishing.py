@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -74,25 +74,18 @@ class CeleryPublisher:
         expires = wire.time_in(self._app, kept.headers.get("expires"))
         if expires and expires <= self._bridge.engine.now():
             changes["expires"] = None
-        self._publish(kept, changes, {"queue": override.queue} if override.queue else None)
+        if queue := override.queue:
+            kept = replace(kept, exchange="", routing_key=queue, queue=queue)
+        self._publish(kept, changes)
 
     def publish(self, parked: Parked, state: Mapping[str, Any], *, due: datetime | None = None) -> None:
         """Publish a parked retry's message, due now, or with the whole delay as its `eta`."""
         changes = {"eta": due.isoformat() if due else None, HEADER: json.dumps(state)}
-        kept = wire.from_json(parked.message)
-        self._publish(kept, changes, parked.message.get("route"), due)
+        self._publish(wire.from_json(parked.message), changes, due)
 
-    def _publish(
-        self,
-        kept: wire.Wire,
-        changes: Mapping[str, Any],
-        route: Mapping[str, Any] | None = None,
-        due: datetime | None = None,
-    ) -> None:
+    def _publish(self, kept: wire.Wire, changes: Mapping[str, Any], due: datetime | None = None) -> None:
         try:
-            sending.publish(
-                self._app, sending.Outgoing(kept, changes, route or {}), self._bridge.engine.now(), due
-            )
+            sending.publish(self._app, sending.Outgoing(kept, changes), self._bridge.engine.now(), due)
         except sending.out_of_reach(self._app) as error:
             raise Unreachable(repr(error)) from error
         except (SerializationError, FrameSyntaxError, struct.error, ValueError, TypeError) as error:

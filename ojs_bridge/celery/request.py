@@ -26,9 +26,9 @@ from ..store import Reservation
 from . import compat
 from .attach import attach
 from .holding import Hold, await_stop, forget, hold
-from .outcomes import count_in_chord, report_retry
+from .outcomes import count_in_chord, report_retry, requeues
 from .run import TaskRun
-from .sending import REJECTED
+from .sending import ACKNOWLEDGED
 from .stops import is_cold, may_be_of_a_stop
 from .wire import KEY, OUTCOME, carried, chain_of, known
 
@@ -83,8 +83,8 @@ class OJSRequest(Request):  # type: ignore[misc]
             raised = raised.exc
         if isinstance(raised, Hold) and self._ojs_hold(raised):
             return None
-        if hasattr(raised, REJECTED):
-            self.reject(requeue=False)
+        if ACKNOWLEDGED in vars(raised):
+            self._ojs_leave(raised)
         if not return_ok and is_cold() and compat.already_cancelled(self):
             # The process may have died before it gave its attempt back.
             self._ojs_release()
@@ -92,6 +92,9 @@ class OJSRequest(Request):  # type: ignore[misc]
         if crash is None or self._ojs_settled or self._ojs_succeeded(crash):
             return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
         natively = partial(super().on_failure, exc_info, send_failed_event, return_ok)
+        if requeues(self.task, crash):
+            # Celery tells of this failure in `on_timeout` alone.
+            natively = partial(super().on_timeout, soft=False, timeout=crash.args[0] if crash.args else None)
         judge = partial(self._ojs_end, crash, exc_info, self.worker_pid, natively)
         if isinstance(crash, WorkerLostError) and self.task.acks_late and may_be_of_a_stop(raised):
             self._ojs_settled = True
@@ -191,9 +194,16 @@ class OJSRequest(Request):  # type: ignore[misc]
         elif isinstance(signal, Retry):
             self._ojs_report_retry(signal, exc, exc_info)
         else:
-            if hasattr(signal, REJECTED):
-                self.reject(requeue=False)
+            self._ojs_leave(signal)
             natively()
+
+    def _ojs_leave(self, signal: BaseException) -> None:
+        """Acknowledge or reject the message of a job that has ended, before Celery does it by its options."""
+        acknowledged = vars(signal).get(ACKNOWLEDGED)
+        if acknowledged:
+            self.acknowledge()
+        elif acknowledged is not None:
+            self.reject(requeue=False)
 
     def _ojs_report_retry(self, signal: Retry, exc: Exception, exc_info: Any) -> None:
         if self.task.acks_late:

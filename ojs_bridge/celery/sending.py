@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from amqp.exceptions import AMQPError, FrameSyntaxError
 from celery import Celery
-from celery.app import amqp
 from kombu import pools
 from kombu.connection import Connection
 from kombu.entity import Exchange, Queue
@@ -33,12 +32,11 @@ _OPTION = "confirm_publish"
 _NO_QUEUE = (403, 404, 405, 406, 312, 540)
 #: The method that RabbitMQ names when it refuses a login.
 _LOGIN = (0, 0)
-#: The attribute of a job's error that has the worker reject its message, which no dead queue takes.
-REJECTED = "ojs_rejected"
+#: The attribute of a job's error that says whether the worker acknowledges the message, or rejects it into
+#: the dead-letter exchange of its queue. Without it the task's own options say so, as under Celery alone.
+ACKNOWLEDGED = "ojs_acknowledged"
 #: The attribute in which an app keeps the connection for confirmed publishing.
 _CONNECTION = "_ojs_confirmed"
-#: The options of `apply_async` that say where a message goes; the priority is among them in older records.
-_ROUTE = frozenset({"exchange", "exchange_type", "priority", "queue", "routing_key"})
 #: Headers that the broker added to a delivery; a message that goes on must not claim them.
 BROKER_HEADERS = frozenset(
     {
@@ -59,14 +57,6 @@ TRACE_CONTEXT = frozenset({"traceparent", "tracestate", "baggage"})
 #: Kombu's default, in seconds, and the longest time that a message waits in a worker.
 _VISIBILITY_TIMEOUT = 3600
 _LONGEST_HOP = timedelta(minutes=10)
-
-
-class AsSent(dict[str, Any]):
-    """Headers with the first sender's trace context, which another instrumentation cannot write over."""
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if name not in TRACE_CONTEXT or not (name in self or "traceparent" in self):
-            super().__setitem__(name, value)
 
 
 @contextmanager
@@ -111,61 +101,71 @@ def driver_type(app: Celery) -> str:
 
 
 def publish(app: Celery, outgoing: Outgoing, now: datetime, due: datetime | None = None) -> None:
-    """Publish a message again with some headers changed; everything else is as it came.
+    """Publish a message with some headers changed, where its wire says; everything else is as it came.
 
-    Celery's own sender does it, so that its publish signals, retry policy and queue declarations hold.
     Raises whatever publishing raises.
     """
-    wire, options = outgoing.wire, outgoing.options
-    headers, compression = _own_headers(wire)
-    properties = {"priority": None, **wire.properties}
-    delivery_mode = properties.pop("delivery_mode", None)
+    wire = outgoing.wire
+    headers, delay = {**wire.headers, **(outgoing.changes or {})}, timedelta(0)
     if due is not None:
         # A message that comes early is sent on again. Redis delivers a second time what is not acknowledged
         # within the visibility timeout, and RabbitMQ closes the channel of a consumer that waits for half an
         # hour.
         longest = min(timedelta(seconds=visibility_timeout(app)) / 3, _LONGEST_HOP)
-        headers["eta"] = min(due, now + longest).isoformat()
-    headers = AsSent({**headers, **(outgoing.changes or {})})
-    event = _sent_event(headers) if outgoing.is_announced and app.conf.task_send_sent_event else None
-    message = compat.task_message_of(amqp)(headers, properties, wire.body, event)
-
-    def send(producer: Any, **route: Any) -> None:
-        compat.send_task_message_of(app.amqp)(
-            producer,
-            headers["task"],
-            message,
-            compression=compression,
-            delivery_mode=delivery_mode,
-            content_type=wire.content_type,
-            content_encoding=wire.content_encoding,
-            **route,
-        )
-
-    asked = {name: value for name, value in options.items() if name in _ROUTE}
-    if not {"queue", "exchange", "routing_key"} & asked.keys():
-        asked = {**_way_back(app, wire), **asked}
-    route = _delayed(app, wire, asked, due - now if due else timedelta(0))
-    chosen = options.get("exchange")
+        headers["eta"], delay = min(due, now + longest).isoformat(), due - now
+    message = _published(app, replace(wire, headers=headers), retry=app.conf.task_publish_retry)
+    delayed = _delayed(app, wire, delay) if delay >= timedelta(seconds=1) else None
+    queue = app.amqp.queues.get(wire.queue)
+    straight = {"exchange": "", "routing_key": wire.queue or app.amqp.default_queue.name}
+    usual = {"exchange": wire.exchange, "routing_key": wire.routing_key} if wire.exchange else straight
+    declare = [queue] if queue is not None else []
     try:
-        _send(app, send, route, queue=None if chosen else _queue_name(wire, asked), delays=route is not asked)
+        _send(
+            app, message, {**(delayed or usual), "declare": declare}, queue=wire.queue, delays=bool(delayed)
+        )
     except Unroutable:
-        # The task's own choice of an exchange is not replaced.
-        if chosen:
+        # An exchange that the task itself chose is not replaced.
+        if wire.exchange and not wire.queue:
             raise
-        _send(app, send, _straight(app, wire, asked), declares=True)
+        _send(app, message, {**straight, "declare": [_queue(app, straight["routing_key"])]}, declares=True)
+
+
+def _queue(app: Celery, name: str) -> Queue:
+    """Return a queue to declare, if the app knows it or may make it."""
+    try:
+        queue: Queue = app.amqp.queues[name]
+    except KeyError:
+        return Queue(name, no_declare=True)
+    return queue
+
+
+def _published(app: Celery, wire: Wire, **options: Any) -> dict[str, Any]:
+    """Return what a producer is told of a message, but for its route."""
+    headers = {name: value for name, value in wire.headers.items() if name not in BROKER_HEADERS}
+    return {
+        "body": wire.body,
+        "compression": headers.pop("compression", None),
+        "headers": headers,
+        "content_type": wire.content_type,
+        "content_encoding": wire.content_encoding,
+        "retry_policy": app.conf.task_publish_retry_policy,
+        "priority": None,
+        "delivery_mode": app.conf.task_default_delivery_mode,
+        **wire.properties,
+        **options,
+    }
 
 
 def _send(
     app: Celery,
-    send: Callable[..., None],
+    message: Mapping[str, Any],
     route: dict[str, Any],
     *,
     queue: str | None = None,
     delays: bool = False,
     declares: bool = False,
 ) -> None:
-    """Call `send` with a producer and a route; raises Unroutable if no queue takes the message.
+    """Publish a message by a route; raises Unroutable if no queue takes it.
 
     RabbitMQ tells that as it confirms, but not of `queue` behind a delay. It declares nothing unless asked:
     a queue that is there is used as it is, where a declaration with other arguments would be refused. For
@@ -179,29 +179,23 @@ def _send(
             route = {
                 **route,
                 "mandatory": bool(confirms),
-                "declare": route.get("declare") if declares else [],
+                "declare": route["declare"] if declares else [],
             }
-        elif not _leads_to_a_queue(app, producer, route):
+        elif not _leads_to_a_queue(producer, route):
             raise Unroutable(f"no queue is bound to {route}")
-        send(producer, **route)
+        producer.publish(**message, **route)
 
 
-def _leads_to_a_queue(app: Celery, producer: Any, route: Mapping[str, Any]) -> bool:
+def _leads_to_a_queue(producer: Any, route: Mapping[str, Any]) -> bool:
     """Return whether kombu, which does the routing for Redis, finds a queue for a route."""
     lookup = getattr(producer.channel, compat.lookup.name, None)
     if lookup is None:
         return True
-    exchange, key, queue = map(route.get, ("exchange", "routing_key", "queue"))
-    if queue is not None and exchange is None:
-        queue = queue if isinstance(queue, Queue) else app.amqp.queues[queue]
-        if queue.exchange.type == "direct":
-            return True
-        exchange, key = queue.exchange, key or queue.routing_key
-        producer.maybe_declare(queue)
-    for entity in route.get("declare") or ():
+    for entity in route["declare"]:
         # Kombu knows the type of an exchange only in a process that has declared it.
         producer.maybe_declare(entity)
-    return bool(lookup(getattr(exchange, "name", exchange), key))
+    exchange = getattr(route["exchange"], "name", route["exchange"])
+    return not exchange or bool(lookup(exchange, route["routing_key"]))
 
 
 def out_of_reach(app: Celery) -> tuple[type[Exception], ...]:
@@ -219,62 +213,22 @@ def _tells_of_no_queue(error: Exception) -> bool:
     return type(error).__name__ == "NoPermissionError"
 
 
-def _sent_event(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return Celery's event `task-sent` of a job, as far as its headers say."""
-    same = ("root_id", "parent_id", "retries", "eta", "expires")
-    shown = {"args": headers.get("argsrepr"), "kwargs": headers.get("kwargsrepr")}
-    fields = {"uuid": headers.get("id"), "name": headers["task"], **shown}
-    return {**fields, **{name: headers.get(name) for name in same}}
-
-
-def _own_headers(wire: Wire) -> tuple[dict[str, Any], str | None]:
-    headers = {name: value for name, value in wire.headers.items() if name not in BROKER_HEADERS}
-    return headers, headers.pop("compression", None)
-
-
-def _way_back(app: Celery, wire: Wire) -> dict[str, Any]:
-    """Return the route by which a delivery came, with the type of its exchange if the queue declares it."""
-    if not wire.exchange:
-        return {"queue": wire.queue or app.amqp.default_queue.name}
-    queue = app.amqp.queues.get(wire.queue)
-    declared = queue is not None and queue.exchange.name == wire.exchange
-    exchange = [queue.exchange] if declared else None
-    return {"exchange": wire.exchange, "declare": exchange, "routing_key": wire.routing_key}
-
-
-def _queue_name(wire: Wire, route: Mapping[str, Any]) -> str:
-    """Return the name of the queue that a route leads to, or that a message came from."""
-    queue = route.get("queue", wire.queue)
-    return str(getattr(queue, "name", queue))
-
-
-def _straight(app: Celery, wire: Wire, route: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a route to the same queue by the default exchange, and declare the queue if the app knows it."""
-    name = _queue_name(wire, route)
-    try:
-        queue = app.amqp.queues[name]
-    except KeyError:
-        queue = Queue(name, no_declare=True)
-    rest = {key: value for key, value in route.items() if key == "priority"}
-    return {**rest, "queue": queue, "exchange": "", "routing_key": name, "declare": [queue]}
-
-
-def _delayed(app: Celery, wire: Wire, route: dict[str, Any], delay: timedelta) -> dict[str, Any]:
-    """Return a route by which RabbitMQ delays a message, if the app has quorum queues.
+def _delayed(app: Celery, wire: Wire, delay: timedelta) -> dict[str, Any] | None:
+    """Return the route by which RabbitMQ delays a message, if the app has quorum queues; else None.
 
     RabbitMQ delays whole seconds, and never through a direct exchange; a worker waits for the rest.
     """
-    seconds = int(delay.total_seconds())
-    if seconds < 1 or not _uses_native_delay(app):
-        return route
-    queue = route.get("queue", wire.queue)
-    queue = queue if isinstance(queue, Queue) else app.amqp.queues.get(queue)
+    if not _uses_native_delay(app):
+        return None
+    queue = app.amqp.queues.get(wire.queue)
     if queue is None or queue.exchange.type == "direct":
-        return route
-    key = DELAY_PREFIX.sub("", route.get("routing_key") or queue.routing_key)
-    rest = {name: value for name, value in route.items() if name not in ("queue", "declare")}
+        return None
+    key = DELAY_PREFIX.sub("", wire.routing_key if wire.exchange else queue.routing_key)
     exchange = Exchange("celery_delayed_27", type="topic")
-    return {**rest, "exchange": exchange, "routing_key": compat.calculate_routing_key.find()(seconds, key)}
+    return {
+        "exchange": exchange,
+        "routing_key": compat.calculate_routing_key.find()(int(delay.total_seconds()), key),
+    }
 
 
 def visibility_timeout(app: Celery) -> float:
@@ -304,32 +258,17 @@ def bury(app: Celery, wire: Wire, changes: Mapping[str, Any]) -> None:
     that, FrameSyntaxError or struct.error for a name that is too long.
     """
     name = dead_name(wire.queue)
-    headers, compression = _own_headers(wire)
-
-    def send(producer: Any, **route: Any) -> None:
-        producer.publish(
-            wire.body,
-            exchange="",
-            routing_key=name,
-            headers={**headers, **changes},
-            compression=compression,
-            content_type=wire.content_type,
-            content_encoding=wire.content_encoding,
-            retry=True,
-            retry_policy=app.conf.task_publish_retry_policy,
-            delivery_mode=2,
-            **{k: v for k, v in wire.properties.items() if k != "delivery_mode"},
-            **route,
-        )
-
+    buried = replace(wire, headers={**wire.headers, **changes})
+    message = _published(app, buried, retry=True, delivery_mode=2)
     queue = app.amqp.queues.get(wire.queue)
     kind = ((queue and queue.queue_arguments) or {}).get("x-queue-type")
     arguments = {"x-queue-type": kind} if kind in ("classic", "quorum") else None
-    route = {"declare": [Queue(name, durable=True, queue_arguments=arguments)]}
+    queue = Queue(name, durable=True, queue_arguments=arguments)
+    route = {"exchange": "", "routing_key": name, "declare": [queue]}
     try:
-        _send(app, send, route, queue=name)
+        _send(app, message, route, queue=name)
     except Unroutable:
-        _send(app, send, route, declares=True)
+        _send(app, message, route, declares=True)
 
 
 def is_buried(engine: Engine, app: Celery, wire: Wire, changes: Mapping[str, Any], *, can_wait: bool) -> bool:
@@ -359,24 +298,18 @@ def is_buried(engine: Engine, app: Celery, wire: Wire, changes: Mapping[str, Any
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message as it came, or as it goes on: with changed headers, and the `options` of a retry.
+    """A message as it came, or, with changed headers, as it goes on.
 
-    `parameters` are the names of what its task takes. Where it `is_announced`, Celery's event `task-sent`
-    tells of it.
+    `parameters` are the names of what its task takes.
     """
 
     wire: Wire
     changes: Mapping[str, Any] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
     parameters: Iterable[str] = ()
-    is_announced: bool = True
 
     def kept(self) -> dict[str, Any]:
-        """Return the message as the store keeps it, with the route that its options ask for."""
-        names = {"parameters": [*self.parameters]}
-        if self.changes is None:
-            return {**to_json(self.wire), **names}
-        asked = {name: value for name, value in self.options.items() if name in _ROUTE}
-        route = {name: getattr(value, "name", value) for name, value in asked.items()}
-        headers = {**self.wire.headers, **self.changes, "eta": None}
-        return {**to_json(replace(self.wire, headers=headers)), "route": route, **names}
+        """Return the message as the store keeps it."""
+        wire = self.wire
+        if self.changes is not None:
+            wire = replace(wire, headers={**wire.headers, **self.changes, "eta": None})
+        return {**to_json(wire), "parameters": [*self.parameters]}

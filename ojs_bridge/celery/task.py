@@ -26,6 +26,7 @@ from . import compat
 from .attach import (
     AUTORETRYING,
     HELD,
+    LATER,
     NATIVE,
     RUNNING,
     check_signatures,
@@ -37,7 +38,7 @@ from .holding import Hold
 from .receiving import Handler, Outside, keeping
 from .run import TaskRun
 from .wire import EAGER_RETRIES, KEY, is_broadcast, known
-from .wish import Wish
+from .wish import OURS, Wish
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -61,13 +62,8 @@ _REFUSED = (
     "retry_kwargs",
     "retry_on_worker_lost",
 )
-#: Options that requeue a job after the policy has ended it, so that it would never end.
-_REQUEUEING = {
-    "reject_on_worker_lost": False,
-    "acks_on_failure_or_timeout": True,
-    "acks_on_failure": True,
-    "acks_on_timeout": True,
-}
+#: The option that requeues a job after the policy has ended it, so that it would never end.
+_REQUEUEING = "reject_on_worker_lost"
 
 # Without it, Celery would take such an attribute of a request for a header, and send it along.
 setattr(Context, RUNNING, None)
@@ -119,9 +115,6 @@ class Bridged:
     Request = RequestClass()
     reject_on_worker_lost = False
     retry_on_worker_lost = False
-    acks_on_failure_or_timeout = True
-    acks_on_failure = True
-    acks_on_timeout = True
     ojs_bridged = True
     # No annotations: typing.get_type_hints(task) would take them for those of the task's own function.
     ojs_outside = cast("Outside | None", None)
@@ -147,11 +140,23 @@ class Bridged:
         if request.called_directly or entered is NATIVELY or isinstance(entered, TaskRun):
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         try:
-            run = None if _is_native(self, request) else TaskRun(self, request)
+            # The job is outside the canary, or a broadcast; any other's request has its message.
+            outside: Outside | None = self.ojs_outside
+            if request.is_eager:
+                headers = {**(request.headers or {}), "id": request.id} if outside else {}
+                natively = outside is not None and outside.has(headers)
+            else:
+                natively = KEY not in (request.properties or {}) and (
+                    outside is not None or is_broadcast(self.app, request.delivery_info)
+                )
+            run = None if natively else TaskRun(self, request)
             setattr(request, RUNNING, run or NATIVELY)
             if run and request.headers and HEADER in request.headers:
                 # Its task may pass its headers on to other jobs.
-                request.headers = {k: v for k, v in request.headers.items() if k != HEADER}
+                request.headers = {k: v for k, v in request.headers.items() if k != HEADER} or None
+                if _user_call(self.__class__) is not None:
+                    # Celery makes a request of its own for it, and gathers the headers anew.
+                    vars(request).pop(HEADER, None)
             body = _body(self, natively=run is None)
         except TaskPredicate:
             raise
@@ -234,24 +239,28 @@ class ReplacedMethods(Task):  # type: ignore[misc]
 
         The attempt counts. A policy's `max_interval` caps the hint, and its `max_attempts` takes the place of
         `max_retries`; where no owner has said any, both are as under Celery alone. When no retry is allowed,
-        `exc` is raised, or MaxRetriesExceededError. The next run has the `options`: those of `apply_async`,
-        without those that say how to publish.
+        `exc` is raised, or MaxRetriesExceededError. The retry goes the task's own way, by its
+        `signature_from_request` and its `apply_async`, with the `options`; the bridge publishes its message.
         """
         run = run_of(self.request)
         if run is None:
             native: Callable[..., Retry] = super().retry
             return native(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
-        given = run.given(partly=(args is None) is not (kwargs is None))
-        wish = Wish(self, given, exc, args, kwargs, eta, countdown, options, max_retries)
-        answer = run.ask(wish)
+        wish = Wish(self, exc, args, kwargs, eta, countdown, max_retries, options)
+        answer = run.retry(wish)
         if throw or answer is not wish.signal:
             raise answer
         return wish.signal
 
+    setattr(retry, OURS, True)
+
     def signature(self: Any, args: Any = None, *rest: Any, **options: Any) -> CheckedSignature:
         """Return a signature whose `ojs_retry` is checked where it is written."""
         options.setdefault("app", self.app)
-        return CheckedSignature(self, args, *rest, **options).set()
+        made = CheckedSignature(self, args, *rest, **options)
+        # A retry's policy was checked when its job was sent.
+        is_retry = RUNNING in vars(self.request) and not any(map(made.options.get, (RETRY_OPTION, *LATER)))
+        return made if is_retry else made.set()
 
     subtask = signature
 
@@ -290,11 +299,11 @@ def refuse_native(name: str, cls: type[Task], given: Mapping[str, Any] | None = 
     options.update(given or {})
     if not MISNAMED.isdisjoint(options) and (lines := misnamed(options, RETRY_OPTION)):
         raise ConfigurationError(f"task {name}: {'; '.join(lines)}")
-    for option, needed in _REQUEUEING.items():
-        if options.get(option, needed) not in (needed, None):
-            raise ConfigurationError(
-                f"task {name}: {option}={options[option]!r} would requeue what the policy has ended, for ever"
-            )
+    if options.get(_REQUEUEING):
+        raise ConfigurationError(
+            f"task {name}: {_REQUEUEING}={options[_REQUEUEING]!r} would requeue what the policy has ended, "
+            "for ever"
+        )
     refused = [option for option in _REFUSED if option in options]
     if refused:
         raise ConfigurationError(
@@ -308,16 +317,6 @@ def run_of(request: Any) -> TaskRun | None:
     """Return the run under the bridge that a request is within; a message may have a header of that name."""
     run = vars(request).get(RUNNING)
     return run if isinstance(run, TaskRun) else None
-
-
-def _is_native(task: Any, request: Any) -> bool:
-    """Return whether a job is outside the canary or a broadcast; any other's request has its message."""
-    outside: Outside | None = task.ojs_outside
-    if request.is_eager:
-        return outside is not None and outside.has({**(request.headers or {}), "id": request.id})
-    if KEY in (request.properties or {}):
-        return False
-    return outside is not None or is_broadcast(task.app, request.delivery_info)
 
 
 def autoretrying_outside(task: Task) -> Callable[..., Any]:

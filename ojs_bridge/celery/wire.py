@@ -13,7 +13,6 @@ from datetime import datetime, timezone
 from typing import Any, TypeAlias
 
 from celery import Celery, Task
-from celery.utils.functional import maybe_list
 from celery.utils.saferepr import saferepr
 from celery.utils.time import maybe_make_aware
 from kombu.entity import Queue, binding
@@ -50,22 +49,7 @@ _TAGS_KEPT = frozenset(
 #: The places of what Amazon's SQS and Google's Pub/Sub call a message.
 _NAMES = (("sqs_message", "MessageId"), ("gcpubsub_message", "message_id"))
 #: The exchanges from which RabbitMQ delivers what it has delayed.
-_DELAYED = "celery_delayed_"
-
-
-#: The options of `apply_async` that are a header of the message, and those in the third part of its body.
-_HEADERS = {
-    "argsrepr": "argsrepr", "compression": "compression", "group_id": "group", "group_index": "group_index",
-    "expires": "expires", "ignore_result": "ignore_result", "kwargsrepr": "kwargsrepr", "origin": "origin",
-    "parent_id": "parent_id", "replaced_task_nesting": "replaced_task_nesting", "root_id": "root_id",
-    "shadow": "shadow", "task_id": "id",
-}  # fmt: skip
-_EMBEDDED = {"chain": "chain", "chord": "chord", "link": "callbacks", "link_error": "errbacks"}
-#: The options that are read elsewhere: they say where a message goes, or are read with others.
-_APART = frozenset(
-    {"exchange", "exchange_type", "headers", "queue", "routing_key", "serializer", "soft_time_limit"}
-    | {"stamped_headers", "time_limit"}
-)
+DELAYED = "celery_delayed_"
 
 #: The arguments of a run, by place and by name.
 Arguments: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
@@ -140,7 +124,7 @@ def queue_of(app: Celery, info: Mapping[str, Any]) -> str:
     key = DELAY_PREFIX.sub("", routing_key)
     if not exchange:
         return key
-    delayed = exchange.startswith(_DELAYED)
+    delayed = exchange.startswith(DELAYED)
     for queue in app.amqp.queues.consume_from.values():
         for bound in queue.bindings or (binding(queue.exchange, queue.routing_key),):
             if (delayed or bound.exchange.name == exchange) and _leads(bound, key):
@@ -202,52 +186,10 @@ def arguments_of(wire: Wire) -> Arguments:
 def with_arguments(wire: Wire, args: Any, kwargs: Any) -> Wire:
     """Return the message with other arguments in the same encoding; its links and its chord stay."""
     headers = {**wire.headers, "argsrepr": saferepr(args), "kwargsrepr": saferepr(kwargs)}
-    return replace(_with_body(wire, (args, kwargs), {}, None), headers=headers)
-
-
-def with_options(wire: Wire, options: Mapping[str, Any]) -> Wire:
-    """Return the message with the options of a `self.retry(...)`, as `apply_async` writes them.
-
-    What no header and no part of the body has is a property of the message, as under Celery.
-    """
-    headers, properties = dict(wire.headers), dict(wire.properties)
-    stamps = _stamps(headers, options)
-    embedded: dict[str, Any] = {}
-    for name, value in options.items():
-        if header := _HEADERS.get(name):
-            headers[header] = value
-        elif place := _EMBEDDED.get(name):
-            embedded[place] = value if name in ("chain", "chord") else maybe_list(value)
-        elif name not in _APART and name not in stamps:
-            properties[name] = value
-    if "task_id" in options:
-        properties["correlation_id"] = options["task_id"]
-    hard, soft = headers.get("timelimit") or (None, None)
-    if "time_limit" in options or "soft_time_limit" in options:
-        limits = options.get("time_limit", hard), options.get("soft_time_limit", soft)
-        headers["timelimit"] = list(limits)
-    if stamps:
-        headers.update(stamps=stamps, stamped_headers=list(stamps))
-    if embedded or options.get("serializer"):
-        wire = _with_body(wire, None, embedded, options.get("serializer"))
-    return replace(wire, headers=headers, properties=properties)
-
-
-def _stamps(headers: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the stamps of a message under new options; a stamp is an option of its own name."""
-    old = headers.get("stamps") or {}
-    names = options.get("stamped_headers") or headers.get("stamped_headers") or ()
-    return {name: options.get(name, old.get(name)) for name in names}
-
-
-def _with_body(
-    wire: Wire, arguments: Arguments | None, embedded: Mapping[str, Any], serializer: str | None
-) -> Wire:
-    args, kwargs, embed = loads(wire.body, wire.content_type, wire.content_encoding, force=True)
-    args, kwargs = arguments or (args, kwargs)
-    name = serializer or compat.type_to_name(registry)[wire.content_type]
-    content_type, encoding, body = dumps((args, kwargs, {**(embed or {}), **embedded}), serializer=name)
-    return replace(wire, body=body, content_type=content_type, content_encoding=encoding)
+    *_, embed = loads(wire.body, wire.content_type, wire.content_encoding, force=True)
+    name = compat.type_to_name(registry)[wire.content_type]
+    content_type, encoding, body = dumps((args, kwargs, embed), serializer=name)
+    return replace(wire, body=body, content_type=content_type, content_encoding=encoding, headers=headers)
 
 
 def is_broadcast(app: Celery, delivery_info: Mapping[str, Any] | None) -> bool:
@@ -286,26 +228,22 @@ def to_json(wire: Wire) -> dict[str, Any]:
 def from_json(message: Mapping[str, Any]) -> Wire:
     """Return a message that the store kept; raises Unpublishable for a damaged message."""
     try:
+        # Only Kombu's JSON has some values, such as times.
+        whole = json.dumps(message)
+        message = kombu_json.loads(whole) if _KOMBUS_OWN in whole else message
         text: str = message["body"]
         return Wire(
             body=base64.b64decode(text) if message["body_encoding"] == "base64" else text.encode("utf-8"),
             content_type=message["content_type"],
             content_encoding=message["content_encoding"],
-            headers=_revived(message["headers"]),
-            properties=_revived(message["properties"]),
+            headers=dict(message["headers"]),
+            properties=dict(message["properties"]),
             exchange=message["exchange"],
             routing_key=message["routing_key"],
             queue=message["queue"],
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Unpublishable(f"its message is damaged: {error!r}") from error
-
-
-def _revived(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a mapping with the values that only Kombu's JSON has, such as times."""
-    text = json.dumps(values)
-    revived: dict[str, Any] = kombu_json.loads(text) if _KOMBUS_OWN in text else dict(values)
-    return revived
 
 
 def read(

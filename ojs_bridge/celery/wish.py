@@ -7,54 +7,42 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from celery import Celery, Task
 from celery.exceptions import MaxRetriesExceededError, Retry, TaskPredicate
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.compression import get_encoder
-from kombu.entity import Exchange, Queue
-from kombu.serialization import dumps
+from kombu.serialization import dumps, registry
+from kombu.utils.encoding import safe_repr as kombu_repr
 
 from ..engine.runs import Run
-from ..messages import HEADER
+from ..messages import CREATED, HEADER
 from ..rules.decision import Decision, RetryAt
-from ..rules.failures import safe_repr, traceback_of
+from ..rules.failures import Failure, safe_repr, traceback_of
 from ..rules.job import Header, Job
-from ..rules.policy import RetryPolicy
-from .attach import LATER, LONGEST, attempts, automatic, autoretry_for, check_signatures
-from .wire import EAGER_RETRIES, Arguments, Wire, arguments_of, with_arguments
+from ..rules.policy import LARGEST, RetryPolicy
+from . import compat
+from .attach import LONGEST, attempts, automatic, autoretry_for
+from .sending import BROKER_HEADERS, TRACE_CONTEXT
+from .wire import DELAY_PREFIX, DELAYED, EAGER_RETRIES, Arguments, Wire, arguments_of, queue_of, time_in
 
 logger = logging.getLogger("ojs_bridge")
 
-_SECONDS = (int, float, type(None))
-_SIGNATURES = (Mapping, list, tuple, type(None))
-#: The types of the options that the message of the next run must be able to carry.
-_KINDS: dict[str, tuple[type, ...]] = {
-    "queue": (str, Queue),
-    "exchange": (str, Exchange),
-    "routing_key": (str,),
-    "headers": (Mapping,),
-    "time_limit": _SECONDS,
-    "soft_time_limit": _SECONDS,
-    "expires": (*_SECONDS, str, datetime),
-    "shadow": (str,),
-    "task_id": (str,),
-    "stamped_headers": (list, tuple),
-    **dict.fromkeys(LATER, _SIGNATURES),
-}
-#: The options of `apply_async` that say how Celery publishes. The bridge publishes in its own way.
+#: The attribute of a task with what the log has said of its retries.
+_SAID = "_ojs_said"
+
+#: What a producer is told of a message and is no property of it; `expiration` is said by its header, too.
 _ON_PUBLISHING = frozenset(
     {
-        "add_to_parent", "confirm_timeout", "connection", "declare", "event_dispatcher", "now", "producer",
-        "publisher", "result_cls", "retry", "retry_policy", "route_name", "router", "task_type", "timeout",
-        "timezone",
+        "compression", "confirm_timeout", "content_encoding", "content_type", "declare", "expiration",
+        "immediate", "mandatory", "redelivered", "retry", "retry_policy", "serializer", "timeout",
     }
 )  # fmt: skip
-#: The attribute of a task with the options of which the log has said that they do not count.
-_SAID = "_ojs_said"
+#: The mark of the `retry` that the bridge puts in the place of Celery's.
+OURS = "ojs_ours"
 
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -100,66 +88,9 @@ def _parameters(run: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-class Asked(NamedTuple):
-    """What a retry changes of its job: the arguments, None if they stay, and options of `apply_async`."""
-
-    arguments: Arguments | None = None
-    options: Mapping[str, Any] = {}
-
-
-NOTHING_ASKED = Asked()
-
-
-def automatically(task: Task, raised: BaseException, given: Callable[..., Arguments]) -> Asked:
-    """Return what a task's `retry_kwargs` ask for an error that Celery retries by itself.
-
-    The limit and the waits in them are in the policy. `given` returns the arguments of the run.
-    """
-    if not issubclass(type(raised), autoretry_for(task)):
-        return NOTHING_ASKED
-    never = (TaskPredicate, *automatic(task, "dont_autoretry_for", default=()))
-    kept = automatic(task, "retry_kwargs", default=None) or {}
-    options = {name: kept[name] for name in kept if name not in ("max_retries", "countdown", "throw")}
-    if not options or issubclass(type(raised), never):
-        return NOTHING_ASKED
-    if options.pop("eta", None):
-        say_once(task, "eta", "a time in retry_kwargs would be the same for every job")
-    args, kwargs = options.pop("args", None), options.pop("kwargs", None)
-    try:
-        wish = Wish(
-            task,
-            given(partly=(args is None) is not (kwargs is None)),
-            None,
-            args,
-            kwargs,
-            None,
-            None,
-            options,
-        )
-    except (TypeError, ValueError) as error:
-        say_once(task, "**retry_kwargs", str(error))
-        return NOTHING_ASKED
-    return Asked(wish.arguments, wish.options)
-
-
-def are_changed(job: Job, wire: Wire, given: Arguments) -> bool:
-    """Return whether a run has changed its arguments, and a message can carry them."""
-    try:
-        came = arguments_of(wire)
-        if (list(given[0]), given[1]) == (list(came[0]), came[1]):
-            return False
-        with_arguments(wire, *given)
-    except Exception as error:  # noqa: BLE001 - the arguments are of the user's classes
-        logger.warning("job %s: its retry has the arguments as they came: %r", job, error)
-        return False
-    return True
-
-
 def limited(task: Task, begun: Run, wish: Wish) -> Run:
     """Return a run under the `max_retries` of a `self.retry(...)`, unless an owner has set a limit."""
-    limit = wish.max_attempts
-    if limit is None:
-        return begun
+    limit = attempts(wish.max_retries)
     if not begun.task.layers.limit_is_native:
         if limit != begun.policy.runs:
             say_once(task, "max_retries", f"its policy has max_attempts={begun.policy.max_attempts}")
@@ -167,57 +98,144 @@ def limited(task: Task, begun: Run, wish: Wish) -> Run:
     return begun._replace(policy=RetryPolicy.merge(begun.policy, {"max_attempts": limit}))
 
 
-def eager_signature(task: Task, request: Any, asked: Asked, job: Job, header: Header) -> Any:
-    """Return the signature by which an eager retry runs at once."""
-    args, kwargs = asked.arguments or (None, None)
-    headers = {**(request.headers or {}), **(asked.options.get("headers") or {}), HEADER: header.text}
-    retries = job.attempt - 1
-    options = {**asked.options, "headers": headers, EAGER_RETRIES: retries}
-    return task.signature_from_request(request, args, kwargs, retries=retries, **options)
+class Failed(NamedTuple):
+    """A failure for which the bridge calls a task's own `retry`, with this `countdown`."""
+
+    outcome: Failure
+    retry: RetryAt | None
+    countdown: Any
+
+
+def is_automatic(task: Task, run: Run, raised: BaseException) -> bool:
+    """Return whether Celery itself calls `retry` for an error: its task's `autoretry_for` names it."""
+    kind = type(raised)
+    if not issubclass(kind, autoretry_for(task)) or run.task.layers.retries.rules_out(raised):
+        return False
+    return not issubclass(kind, (TaskPredicate, *automatic(task, "dont_autoretry_for", default=())))
+
+
+def options_of(task: Task, run: Run, retry: RetryAt | None, *, automatically: bool) -> dict[str, Any]:
+    """Return the options with which a task's own `retry` is called for an error.
+
+    They are Celery's, as far as no owner has said how often the job runs, and when.
+    """
+    layers = run.task.layers
+    options = dict(automatic(task, "retry_kwargs", default=None) or {}) if automatically else {}
+    if not layers.limit_is_native:
+        options.pop("max_retries", None)
+    backs_off = automatically and automatic(task, "retry_backoff", default=False)
+    if retry is not None and (backs_off or not automatically or not layers.waits_are_native):
+        options.pop("eta", None)
+        options["countdown"] = whole(retry.delay)
+    return options
+
+
+def without_limit(begun: Run) -> Run:
+    """Return a run that may be retried as often as it fails."""
+    return begun._replace(policy=RetryPolicy.merge(begun.policy, {"max_attempts": LARGEST}))
+
+
+def answered(task: Task, raised: BaseException, options: Mapping[str, Any]) -> BaseException:
+    """Call a task's own `retry` while its error is handled, as Celery does; return what it raises."""
+    trace = traceback_of(raised)
+    reason = vars(raised).get("exc") if issubclass(type(raised), Retry) else raised
+    answer: Any
+    try:
+        raise raised
+    except BaseException:  # noqa: BLE001 - the task's code may ask which error is handled
+        try:
+            answer = task.retry(exc=reason, **options)
+        except BaseException as error:  # noqa: BLE001 - it is judged
+            answer = error
+    BaseException.with_traceback(raised, trace)
+    if issubclass(type(answer), BaseException):
+        return cast("BaseException", answer)
+    return TypeError(f"{task.name}.retry() returned {safe_repr(answer)}")
+
+
+def eager_signature(task: Task, request: Any, signature: Any, job: Job, header: Header) -> Any:
+    """Return the signature by which an eager retry, or an eager snooze, runs at once."""
+    signature = signature or task.signature_from_request(request)
+    options = signature.options
+    options["headers"] = {**(options.get("headers") or {}), HEADER: header.text}
+    options[EAGER_RETRIES] = options["retries"] = job.attempt - 1
+    return signature
+
+
+@dataclass
+class Caught:
+    """Stands for a producer at the bottom of a retry's way, and keeps its message, as it is encoded.
+
+    What comes after the message, such as Celery's event of it, is published.
+    """
+
+    _app: Celery
+    _producer: Any
+    connection: Any
+    wire: Wire | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def publish(
+        self, body: Any, *, exchange: Any = "", routing_key: str = "", headers: Any = None, **options: Any
+    ) -> Any:
+        """Keep the first message; raises the error of a serializer or a compression."""
+        if self.wire is not None:
+            place = {"exchange": exchange, "routing_key": routing_key}
+            return self._producer.publish(body, **place, headers=headers, **options)
+        content_type, encoding, data = dumps(body, serializer=options.get("serializer"))
+        headers = {name: value for name, value in (headers or {}).items() if name not in BROKER_HEADERS}
+        if options.get("compression"):
+            _, headers["compression"] = get_encoder(options["compression"])
+        properties = {name: value for name, value in options.items() if name not in _ON_PUBLISHING}
+        exchange = getattr(exchange, "name", exchange) or ""
+        place = {"exchange": exchange, "routing_key": routing_key}
+        queue = queue_of(self._app, place) if exchange else routing_key
+        if exchange.startswith(DELAYED) and (known := self._app.amqp.queues.get(queue)):
+            exchange, routing_key = known.exchange.name, DELAY_PREFIX.sub("", routing_key)
+        if exchange and queue not in self._app.amqp.queues:
+            queue = ""
+        self.wire = Wire(data, content_type, encoding, headers, properties, exchange, routing_key, queue)
+        return None
 
 
 @dataclass
 class Wish:
     """A call of `self.retry(...)`; raises TypeError and ValueError for what no message can carry.
 
-    `given` are the arguments of this run, and `cause` is the error that the retry is for. The call raises
-    `signal` or, when no attempt is left, `error`: its `exc`, or MaxRetriesExceededError, as Celery does.
+    `cause` is the error that the retry is for. The call raises `signal` or, when no attempt is left, `error`:
+    its `exc`, or MaxRetriesExceededError, as Celery does.
     """
 
     task: Task
-    given: Arguments
     exc: Any
-    args: Any
-    kwargs: Any
-    eta: Any
-    countdown: Any
-    options: Mapping[str, Any]
-    cause: BaseException | None = field(init=False)
-    signal: Retry = field(init=False)
-    error: BaseException = field(init=False)
+    args: Any = None
+    kwargs: Any = None
+    eta: Any = None
+    countdown: Any = None
     max_retries: Any = None
-    arguments: Arguments | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    cause: BaseException | None = field(init=False)
+    error: BaseException = field(init=False)
     decision: Decision | None = None
+    #: Whether the policy allows the retry, and what tells Celery of it.
+    accepted: bool = False
+    signal: Any = None
+    #: What the call raises.
+    raised: BaseException | None = None
+    #: The id of the next run while the retry is on its way down, and the message that has come down.
+    sending: Any = None
+    wire: Wire | None = None
+    _first: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # An error may say of itself that it is false.
-        is_given = issubclass(type(self.exc), (BaseException, type)) or bool(self.exc)
-        self.exc = _raised(self.exc) if is_given else None
+        if not issubclass(type(self.exc), BaseException):
+            # An error may say of itself that it is false.
+            self.exc = _raised(self.exc) if isinstance(self.exc, type) or self.exc else None
         self.cause = sys.exc_info()[1] if self.exc is None else self.exc
-        self.signal = Retry(when=self.eta or self.countdown)
-        if self.cause is not None and issubclass(type(self.cause), Exception):
-            # Celery's Retry would read it, and it may raise.
-            self.signal.exc, self.signal.excs = self.cause, safe_repr(self.cause)
         exceeded = MaxRetriesExceededError("self.retry() was called, and no attempt is left")
         self.error = exceeded if self.exc is None else self.exc
-        self.options = _checked(self.task, self.options)
-        if self.args is not None or self.kwargs is not None:
-            self.arguments = changed(self.task.run, self.given, self.args, self.kwargs)
-
-    @property
-    def max_attempts(self) -> int | None:
-        """The most attempts that this call allows, if it says so; raises TypeError for no number."""
-        return None if self.max_retries is None else attempts(self.max_retries)
 
     def after(self, now: datetime, zone: Any) -> timedelta | None:
         """Return the hint on the delay, or None; an `eta` without a zone is in the app's zone.
@@ -231,27 +249,93 @@ class Wish:
         """The delay that Celery takes if the call names none."""
         return timedelta(seconds=min(max(self.task.default_retry_delay or 0, 0), LONGEST))
 
-    def answer(self) -> BaseException:
-        """Return the exception that the call raises, after the decision."""
-        if not self.refused:
-            signal: BaseException = self.signal
-            return signal
-        if self.exc is None:
-            self.error = self._exceeded()
-        return self.error
-
-    def raised_as(self, exc: BaseException) -> bool:
-        """Return whether the call itself has raised an exception."""
-        return exc is self.signal or exc is self.error
-
     @property
-    def refused(self) -> bool:
-        """Whether the policy allows no retry."""
-        return self.decision is not None and not isinstance(self.decision, RetryAt)
+    def expires(self) -> datetime | None:
+        """When the next run expires, by the call's own option; None for what Celery cannot read."""
+        expires, app = self.options["expires"], self.task.app
+        if isinstance(expires, (int, float)):
+            expires = app.now() + timedelta(seconds=expires)
+        return time_in(app, expires.isoformat() if isinstance(expires, datetime) else expires)
 
-    def _exceeded(self) -> BaseException:
+    def decide(self, run: Run, decision: Decision, wire: Wire) -> BaseException:
+        """Take the decision, and make the signature of the next run; return what the call raises.
+
+        `wire` is the message of this run.
+        """
+        task, request, layers = self.task, self.task.request, run.task.layers
+        self.decision, self._first = decision, wire.headers
+        args, kwargs = self.args, self.kwargs
+        if args is None and kwargs is None:
+            if not (layers.is_native or request.is_eager):
+                # Under a policy a run cannot change the arguments of the next.
+                args, kwargs = arguments_of(wire)
+        elif args is None or kwargs is None:
+            args, kwargs = changed(task.run, (request.args or (), request.kwargs or {}), args, kwargs)
+        eta, countdown = self.eta or None, self.countdown
+        if isinstance(decision, RetryAt) and not (eta and layers.waits_are_native):
+            countdown = decision.delay
+            eta, countdown = None, int(countdown) if countdown == int(countdown) else countdown
+        when = eta or countdown
+        if isinstance(decision, RetryAt) and 0 < decision.delay < 1:
+            # Celery has RabbitMQ delay whole seconds, and loses a job that is due within the next one.
+            eta, countdown = None, 1
+        conf, headers, mode = task.app.conf, wire.headers, wire.properties.get("delivery_mode")
+        # Celery would lose how the message is written, and where it was when RabbitMQ delayed it.
+        kept = {
+            "serializer": compat.type_to_name_of(registry).get(wire.content_type),
+            "compression": headers.get("compression"),
+            "delivery_mode": mode if mode == 1 else None,
+            "ignore_result": headers.get("ignore_result"),
+            "queue": wire.queue if wire.exchange.startswith(DELAYED) else None,
+        }
+        usual = {
+            "serializer": task.serializer or conf.task_serializer,
+            "ignore_result": task.ignore_result,
+        }
+        options = {name: value for name, value in kept.items() if value not in (None, usual.get(name))}
+        options = {**({} if request.is_eager else options), **self.options}
+        signature = task.signature_from_request(
+            request, args, kwargs, countdown=countdown, eta=eta, retries=run.job.attempt, **options
+        )
+        if not isinstance(decision, RetryAt):
+            if self.exc is None:
+                self.error = self._exceeded(signature)
+            self.raised = self.error
+            return self.error
+        self.signal = signal = Retry(when=when, is_eager=request.is_eager, sig=signature)
+        if issubclass(type(self.exc), Exception):
+            # Celery's Retry would read it, and it may raise.
+            signal.exc, signal.excs = self.exc, kombu_repr(self.exc)
+        self.accepted, self.raised = True, signal
+        raised: BaseException = signal
+        return raised
+
+    def catch(self, send_task: Callable[..., Any], name: str, *args: Any, **options: Any) -> Any:
+        """Keep the message of the retry, as its way down has made it, in the place of a producer.
+
+        It has the headers that its job was first sent with.
+        """
+        own, first, app = {CREATED}, self._first, self.task.app
+        if "traceparent" in first:
+            own |= TRACE_CONTEXT
+        if self.args is None and self.kwargs is None:
+            # A user's text may hide what the arguments are.
+            own |= {"argsrepr", "kwargsrepr"} - self.options.keys()
+        with app.producer_or_acquire() as producer:
+            caught = Caught(app, producer, producer.connection)
+            ours = {"producer": caught, "publisher": None, "connection": None}
+            try:
+                return send_task(name, *args, **{**options, **ours})
+            finally:
+                if (wire := caught.wire) is not None:
+                    others = {name: value for name, value in wire.headers.items() if name not in own}
+                    headers = {**others, **{name: first[name] for name in own if name in first}}
+                    asked = {name: self.options[name] for name in ("expiration",) if name in self.options}
+                    self.wire = replace(wire, headers=headers, properties={**wire.properties, **asked})
+
+    def _exceeded(self, signature: Any) -> BaseException:
         """Return the error that Celery raises, with its text; the task may have another class for it."""
-        args, kwargs = self.arguments or self.given
+        args, kwargs = signature.args, signature.kwargs
         name, job_id = self.task.name, self.task.request.id
         error: BaseException = self.task.MaxRetriesExceededError(
             f"Can't retry {name}[{job_id}] args:{safe_repr(tuple(args))} kwargs:{safe_repr(dict(kwargs))}",
@@ -259,6 +343,11 @@ class Wish:
             task_kwargs=dict(kwargs),
         )
         return error
+
+
+def whole(seconds: float) -> float:
+    """Return a number of seconds as it is read best: without a fraction of zero."""
+    return int(seconds) if seconds == int(seconds) else seconds
 
 
 def until(eta: Any, now: datetime, zone: Any) -> timedelta | None:
@@ -288,7 +377,7 @@ def countdown_of(countdown: Any) -> timedelta | None:
 def _raised(exc: Any) -> BaseException:
     """Return what `raise exc` raises: `exc`, an instance of it, or the error that it cannot be raised."""
     if issubclass(type(exc), BaseException):
-        return exc  # type: ignore[no-any-return]
+        return cast("BaseException", exc)
     try:
         raise exc
     except BaseException as raised:  # noqa: BLE001 - it is not raised here
@@ -301,59 +390,3 @@ def say_once(task: Task, option: str, why: str) -> None:
     if option not in said:
         said.add(option)
         logger.warning("task %s: self.retry(%s=...) does not count: %s", task.name, option, why)
-
-
-def _checked(task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that a message can carry, an `expires` as a time.
-
-    Raises TypeError or ValueError for options with which a parked retry could not be published, or that the
-    next worker could not read.
-    """
-    app, carried = task.app, {}
-    for name, value in options.items():
-        if name in _ON_PUBLISHING:
-            say_once(task, name, "the bridge publishes the retry in its own way")
-            continue
-        kinds = _KINDS.get(name)
-        if kinds and value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
-            needed = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
-            raise TypeError(f"self.retry({name}={value!r}): must be of type {needed}")
-        if name in LATER and value:
-            _check_later(app, name, value)
-        carried[name] = value
-    _check_names(app, carried)
-    if carried.get("expires") is not None:
-        carried["expires"] = _time_of(app, carried["expires"])
-    return carried
-
-
-def _check_later(app: Celery, name: str, value: Any) -> None:
-    for each in value if isinstance(value, (list, tuple)) else [value]:
-        if not isinstance(each, Mapping):
-            raise TypeError(f"self.retry({name}={value!r}): must be a signature, or a list of signatures")
-    check_signatures(app, value)
-
-
-def _check_names(app: Celery, options: Mapping[str, Any]) -> None:
-    """Raise TypeError or ValueError for a queue, a serializer or a compression that the app does not have."""
-    if "retries" in options:
-        raise TypeError("self.retry(retries=...): the bridge counts the retries")
-    queue = options.get("queue")
-    if isinstance(queue, str) and queue not in app.amqp.queues and not app.amqp.queues.create_missing:
-        raise ValueError(f"self.retry(queue={queue!r}): the app has no such queue")
-    for name, find in (("serializer", lambda kind: dumps("", serializer=kind)), ("compression", get_encoder)):
-        if options.get(name) is None:
-            continue
-        try:
-            find(options[name])
-        except Exception as error:
-            raise ValueError(f"self.retry({name}={options[name]!r}): kombu has no such {name}") from error
-
-
-def _time_of(app: Celery, expires: Any) -> str:
-    """Return when a job expires, as Celery writes it; a number is in seconds from now."""
-    try:
-        at = app.now() + timedelta(seconds=expires) if isinstance(expires, (int, float)) else expires
-        return str(maybe_make_aware(maybe_iso8601(at), app.timezone).isoformat())
-    except Exception as error:
-        raise ValueError(f"self.retry(expires={expires!r}): must be seconds, or a time") from error

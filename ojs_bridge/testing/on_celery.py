@@ -78,7 +78,7 @@ def settings_of(task: Any) -> tuple[TaskPolicy, Callable[[BaseException, Run], O
     if not is_bridged(task):
         raise TypeError(f"task {task.name} is not under the bridge: Celery itself retries it")
     zero = datetime.min.replace(tzinfo=timezone.utc)
-    return task_policy(task.app, task), lambda error, run: task_outcome(task, error, None, run, zero)
+    return task_policy(task.app, task), lambda error, run: task_outcome(task, error, run, zero)
 
 
 @contextmanager
@@ -281,12 +281,17 @@ def _in_memory(app: Celery, connection: Connection, clock: Clock) -> Iterator[No
 
 @contextmanager
 def _traced_anew(app: Celery) -> Iterator[None]:
-    """Take Celery's tracers away, which know the result backend, and give them back at the end."""
-    trace = compat.tracer
+    """Take Celery's tracers away, which know the result backend, and give them back at the end.
+
+    A worker in the process has Celery take it for granted that each task has a tracer.
+    """
+    trace, fast = compat.tracer, app.use_fast_trace_task
     before = {task: vars(task).pop(trace.name) for task in app.tasks.values() if trace.name in vars(task)}
+    app.use_fast_trace_task = False
     try:
         yield
     finally:
+        app.use_fast_trace_task = fast
         for task in app.tasks.values():
             vars(task).pop(trace.name, None)
         for task, tracer in before.items():

@@ -7,7 +7,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
@@ -74,11 +74,19 @@ class ByHand:
         self.app.conf.update(task_default_queue=queue, task_acks_late=True)
         installing(self.app)
         # The app's clock stands still, so that a delay that Celery writes into a message is exact.
-        self._began = self.app.now()
+        self._began = self.app.now().replace(microsecond=0)
         self.app.now = lambda: self._began
         self.pool = Lossy()
         self._connection = self.app.connection_for_read()
         self._channel = self._connection.channel()
+
+    @classmethod
+    def of(cls, app: Celery, queue: str) -> ByHand:
+        """Deliver what an app has sent to a queue."""
+        hand = cls(queue, lambda _: None)
+        connection = app.connection_for_read()
+        hand.app, hand._connection, hand._channel = app, connection, connection.channel()
+        return hand
 
     def define(self, name: str, **options: Any) -> Task:
         """Define a task whose nth run does what its nth argument says."""
@@ -108,7 +116,7 @@ class ByHand:
             return False
         headers = message.headers
         eta = headers.get("eta") and datetime.fromisoformat(headers["eta"]) - self._began
-        self.notes.append(("delivered", headers["id"], eta and eta.total_seconds()))
+        self.notes.append(("delivered", headers["id"], (eta and eta.total_seconds()) or None))
         task = self.app.tasks[headers["task"]]
         outside = getattr(task, "ojs_outside", None)
         if outside and outside.has(headers):
@@ -160,6 +168,13 @@ def failing() -> None:
 
 def natively(app: Celery) -> None:
     """Install nothing."""
+
+
+def plain(app: Celery) -> None:
+    """Install a bridge and nothing else; its clock is the app's, and no job has to wait."""
+    engine = install(app, Bridge()).engine
+    engine.now = lambda: app.now().astimezone(timezone.utc)
+    engine.early = lambda _: None
 
 
 def outside(app: Celery) -> None:

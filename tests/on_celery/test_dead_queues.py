@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import redis
 from amqp.exceptions import AccessRefused
-from celery import Celery
+from celery import Celery, signals
+from celery.contrib.testing.worker import start_worker
 from kombu import Exchange, Queue
 
-from ojs_bridge import Bridge
+from ojs_bridge import Bridge, Discard
 from ojs_bridge.celery import install, ojs_task
 from ojs_bridge.celery.attach import attach, task_policy
 from ojs_bridge.celery.sending import Outgoing, bury, is_buried, publish
@@ -264,7 +265,7 @@ def test_a_message_that_no_queue_takes_is_not_published(
     assert [found.headers["id"] for found in sent(app)] == [job]
     if not options:
         with pytest.raises(Unroutable):
-            publish(app, Outgoing(wire, options={"exchange": "amq.topic", "routing_key": "nowhere"}), now)
+            publish(app, Outgoing(replace(wire, exchange="amq.topic", routing_key="nowhere", queue="")), now)
         publish(app, Outgoing(wire), now)  # the answer to the last message is not taken for this one's
         assert [found.headers["id"] for found in sent(app)] == [job]
     app.close()
@@ -343,3 +344,86 @@ def test_a_refusal_is_told_from_an_outage(valkey: Any, guarded: str, unique: str
         keeps(guarded, store="sqlite:////nowhere/at/all.db")
     with pytest.raises(AccessRefused):
         keeps(guarded.replace("guest:guest", "guest:other"))
+
+
+DIES: dict[str, Any] = {"max_attempts": 2, "initial_interval": "PT0.1S", "jitter": False}
+BURIES = {**DIES, "on_exhaustion": "dead_letter"}
+
+
+def down() -> None:
+    raise OSError("down")
+
+
+def unwanted() -> None:
+    raise Discard("a.b")
+
+
+@pytest.mark.parametrize(
+    ("bridge", "says", "rejected"),
+    [
+        (None, "app", {"plain", "discards", "buries"}),
+        ({}, "task", {"plain", "discards"}),
+        ({"store": "memory://"}, "app", {"plain", "discards"}),
+    ],
+    ids=["native", "no store", "a store"],
+)
+def test_a_teams_own_dead_letter_exchange(
+    rabbitmq: Any, unique: str, bridge: dict[str, Any] | None, says: str, rejected: set[str]
+) -> None:
+    """A failed message reaches it as natively, unless its letter is kept or its handler wants none."""
+    app = Celery(unique, broker=rabbitmq.url, set_as_current=False)
+    options: dict[str, Any] = {"acks_late": True, "acks_on_failure_or_timeout": False}
+    if says == "app":
+        app.conf.update({f"task_{name}": value for name, value in options.items()})
+        options = {}
+    own = None if bridge is None else Bridge(**bridge)
+    tasks = {"plain": down, "discards": down, "buries": down}
+    if own:
+        tasks["unwanted"] = unwanted
+        policies = {"plain": {}, "unwanted": {}, "discards": DIES, "buries": BURIES}
+        install(app, own, policies=policies)
+    app.conf.task_queues = [
+        Queue(
+            f"{unique}-{name}",
+            Exchange(unique),
+            routing_key=name,
+            queue_arguments=rejecting(unique, name),
+        )
+        for name in tasks
+    ]
+    for name, run in tasks.items():
+        app.task(name=name, shared=False, **options)(run)
+    ended: list[str] = []
+    with app.connection_for_write() as connection, marked(ended):
+        channel = connection.default_channel
+        failed = {name: f"{unique}-{name}-failed" for name in tasks}
+        for queue in failed.values():
+            channel.queue_declare(queue, durable=True, auto_delete=False)
+        with start_worker(
+            app, perform_ping_check=False, pool="solo", loglevel="warning", shutdown_timeout=60
+        ):
+            for name in tasks:
+                app.tasks[name].apply_async(queue=f"{unique}-{name}")
+            eventually(lambda: len(ended) == len(tasks), what="the ends of the jobs")
+        counts = {name: channel.queue_declare(queue, passive=True)[1] for name, queue in failed.items()}
+    assert counts == {name: int(name in rejected) for name in tasks}
+    kept = own and (own.dead_letters if bridge else own.broker_letters).list().letters
+    assert [letter.type for letter in kept or ()] == (["buries"] if own else [])
+    app.close()
+
+
+def rejecting(unique: str, name: str) -> dict[str, str]:
+    """The arguments of a queue whose rejected messages go to another queue."""
+    return {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{unique}-{name}-failed"}
+
+
+@contextmanager
+def marked(ended: list[str]) -> Iterator[None]:
+    """Note the jobs that have failed."""
+
+    def note(task_id: str, **_: Any) -> None:
+        ended.append(task_id)
+
+    signals.task_failure.connect(note)
+    yield
+    signals.task_failure.disconnect(note)

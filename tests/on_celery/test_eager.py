@@ -6,10 +6,11 @@ import time
 from typing import Any
 
 import pytest
-from celery import chain
+from celery import Celery, chain
 from celery.exceptions import Retry as CelerysRetry
 
 from ojs_bridge import Discard, InvalidRetryPolicy, Snooze
+from ojs_bridge.celery import install
 from tests.contract.steps import Step, raises, retries
 from tests.on_celery.fleet import Fleet
 from tests.servers import eventually
@@ -128,3 +129,20 @@ def test_a_direct_call_is_a_call(separate) -> None:
         act(retries())
     assert fleet.task("in_context")("ok") == "ok"
     assert fleet.task("typed")(2, word="ab") == "abab"
+
+
+@pytest.mark.parametrize("is_lazy", [True, False], ids=["made later", "made before"])
+def test_a_task_from_before_install_runs_under_its_policy_at_once(is_lazy: bool) -> None:
+    """Celery makes a task when it is used first, and finalizes its app later still."""
+    app = Celery("early", broker="memory://", set_as_current=False)
+    ran: list[int] = []
+
+    def charge() -> None:
+        ran.append(1)
+        raise OSError("down")
+
+    task = app.task(name="charge", shared=False, lazy=is_lazy)(charge)
+    install(app, policies={"charge": {"max_attempts": 2}})
+    task.apply()
+    assert len(ran) == 2
+    assert not app.finalized

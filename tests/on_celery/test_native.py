@@ -94,7 +94,7 @@ def test_native_options_in_the_words_of_a_policy(options: dict[str, Any], partia
 
 
 #: task, steps -> runs, state, what the job's result is or the type of its error
-MEANINGS: dict[str, tuple[str, list[Step], int, str, str]] = {
+MEANINGS: dict[str, tuple[str, list[Step], int, str, object]] = {
     "a failure is retried": ("plain", [raises(OSError)], 3, "FAILURE", "OSError"),
     "a later pattern wins": ("two", [raises(OSError)], 2, "FAILURE", "OSError"),
     "max_retries counts retries": ("five", [raises(OSError)], 5, "FAILURE", "OSError"),
@@ -123,7 +123,7 @@ MEANINGS: dict[str, tuple[str, list[Step], int, str, str]] = {
         "plain", [retries(max_retries=9, countdown=0.05)], 3, "FAILURE", "MaxRetriesExceededError",
     ),
     "self.retry(throw=False)": (
-        "plain", [retries(throw=False, countdown=0.1, then=1), "ok"], 2, "SUCCESS", "ok",
+        "plain", [retries(throw=False, countdown=0.1, then=1), 1], 2, "SUCCESS", 1,
     ),
     "a response after self.retry(throw=False)": (
         "plain", [retries(throw=False, then=raises(Discard, "a.b"))], 1, "FAILURE", "Discard",
@@ -138,7 +138,7 @@ MEANINGS: dict[str, tuple[str, list[Step], int, str, str]] = {
         "two", [raises(CelerysRetry, when="soon")], 2, "FAILURE", "HandlerFailed",
     ),
     "MaxRetriesExceededError can be caught": ("falls_back", [], 3, "SUCCESS", "fell back"),
-    "a swallowed self.retry still retries": ("swallows", [], 3, "SUCCESS", "done"),
+    "a swallowed self.retry still retries": ("swallows", [], 3, "SUCCESS", "swallowed 1"),
     "other arguments": ("plain", [retries(args=["other"], countdown=0.1)], 2, "SUCCESS", "other"),
     "responses": ("plain", [raises(Fail, "a.b")], 1, "FAILURE", "Fail"),
 }  # fmt: skip
@@ -150,7 +150,8 @@ def test_native_words_keep_their_meaning(fleet: Fleet) -> None:
     for name, (_, _, runs, state, outcome) in MEANINGS.items():
         job = sent[name]
         assert fleet.end(job) == state, name
-        assert len(fleet.runs(job)) == runs, name
+        # A retry may follow a success that Celery has shown.
+        eventually(lambda job=job, runs=runs: len(fleet.runs(job)) == runs, what=name)
         result = job.get(propagate=False)
         assert (result if state == "SUCCESS" else type(result).__name__) == outcome, name
         assert fleet.ending(job)["job_type"].startswith("native."), name

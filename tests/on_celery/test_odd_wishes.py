@@ -78,12 +78,12 @@ ODD: dict[str, tuple[dict[str, Any], int, str]] = {
     "kwargs that nobody can write": (
         {"exc": KeyError(), "kwargs": {"a": object()}}, 1, "builtins.KeyError",
     ),
-    "an unknown queue": ({"exc": KeyError(), "queue": "nowhere"}, 2, "builtins.ValueError"),
-    "a queue that is none": ({"exc": KeyError(), "queue": 5}, 2, "builtins.TypeError"),
-    "an exchange that is none": ({"exc": KeyError(), "exchange": 5}, 2, "builtins.TypeError"),
-    "a routing key that is none": ({"exc": KeyError(), "routing_key": 5}, 2, "builtins.TypeError"),
-    "headers that are none": ({"exc": KeyError(), "headers": 5}, 2, "builtins.TypeError"),
-    "an unknown serializer": ({"exc": KeyError(), "serializer": "none"}, 2, "builtins.ValueError"),
+    "an unknown queue": ({"exc": KeyError(), "queue": "nowhere"}, 1, "builtins.KeyError"),
+    "a queue that is none": ({"exc": KeyError(), "queue": 5}, 1, "builtins.KeyError"),
+    "an exchange that is none": ({"exc": KeyError(), "exchange": 5}, 2, "builtins.KeyError"),
+    "a routing key that is none": ({"exc": KeyError(), "routing_key": 5}, 2, "builtins.KeyError"),
+    "headers that are none": ({"exc": KeyError(), "headers": 5}, 1, "builtins.KeyError"),
+    "an unknown serializer": ({"exc": KeyError(), "serializer": "none"}, 1, "builtins.KeyError"),
 }  # fmt: skip
 
 #: Task, how it is called, what its retry changes -> what the retry is called with.

@@ -8,6 +8,7 @@ from typing import Any
 
 from celery import signals
 from celery.worker.control import control_command
+from kombu import Producer
 
 from ojs_bridge.celery import holding, worker
 from ojs_bridge.celery.request import OJSRequest
@@ -51,17 +52,25 @@ def block(state: Any) -> None:
     time.sleep(600)
 
 
-@signals.before_task_publish.connect
-def note_publishing(headers: dict[str, Any], **_: Any) -> None:
-    """Note what the worker publishes, and die, once, where the message asks for it."""
-    Noting(settings.backend).call("before_publish", headers["id"])
-    if headers.get("deadly") and client(settings.backend).set(f"died:{headers['id']}", 1, nx=True):
+def publish_and_note(producer: Producer, body: Any, *args: Any, **options: Any) -> Any:
+    """Note what the worker publishes.
+
+    Where the message asks for it, die before that, once, or linger afterwards. Celery's signals come earlier,
+    when a retry is asked for.
+    """
+    headers = options.get("headers") or {}
+    if "id" not in headers:
+        return publish(producer, body, *args, **options)
+    noting, redis, job = Noting(settings.backend), client(settings.backend), headers["id"]
+    noting.call("before_publish", job)
+    if headers.get("deadly") and redis.set(f"died:{job}", 1, nx=True):
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-@signals.after_task_publish.connect
-def note_published(headers: dict[str, Any], **_: Any) -> None:
-    """Note what the worker has published, and linger where the message asks for it."""
-    Noting(settings.backend).call("after_publish", headers["id"])
-    if "once" not in headers or client(settings.backend).set(f"lingered:{headers['id']}", 1, nx=True):
+    published = publish(producer, body, *args, **options)
+    noting.call("after_publish", job)
+    if "once" not in headers or redis.set(f"lingered:{job}", 1, nx=True):
         time.sleep(headers.get("linger", 0))
+    return published
+
+
+publish = Producer.publish
+Producer.publish = publish_and_note

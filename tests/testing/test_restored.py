@@ -11,6 +11,7 @@ import dramatiq
 import pytest
 from celery import current_app, signals
 from celery._state import _tls
+from celery.app.trace import reset_worker_optimizations, setup_worker_optimizations
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
 from kombu import pools
@@ -179,6 +180,20 @@ def test_the_current_app_is_a_proxy() -> None:
             assert ojs.run().attempts == 5
     finally:
         _tls.current_app = before
+
+
+def test_a_worker_of_celerys_was_set_up_in_the_process() -> None:
+    """Celery then takes it for granted that each task has a tracer, which the test takes away."""
+    shop = celery_shop(Bridge())
+    task = shop.task(down, **CRM)
+    setup_worker_optimizations(shop.target)
+    try:
+        with virtual_time(shop.target) as ojs:
+            shop.send(task)
+            assert ojs.run().attempts == 5
+        assert shop.target.use_fast_trace_task is True
+    finally:
+        reset_worker_optimizations(shop.target)
 
 
 def test_twice_is_an_error(shop: Shop) -> None:
