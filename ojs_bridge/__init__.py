@@ -28,7 +28,7 @@ from .operations.operation import Operation
 from .operations.replaying import Bulk, ReplayRule
 from .operations.retention import Retention
 from .rules.backoff import Intervals, Jitter, Seeded
-from .rules.failures import DeadLetter, Discard, Fail, Response, Retry, Snooze
+from .rules.failures import DeadLetter, Discard, Fail, OJSError, Response, Retry, Snooze
 from .rules.policy import PartialPolicy, RetryPolicy
 from .store import Filter, Letter, Page, Parked, ParkedPage, Stats, Store, open_store
 
@@ -80,6 +80,7 @@ __all__ = [
     "NotExpressible",
     "NotFound",
     "NotResumable",
+    "OJSError",
     "Operation",
     "OperationNotFound",
     "Page",

@@ -26,7 +26,7 @@ from .operations.replaying import PERIOD as RULES_PERIOD
 from .operations.replaying import ReplayRule, checked
 from .operations.retention import PERIOD as PRUNE_PERIOD
 from .operations.retention import Retention
-from .rules.failures import Mapped
+from .rules.failures import Errors
 from .rules.policy import PartialPolicy
 from .store import Filter, Store
 
@@ -70,7 +70,7 @@ class Bridge:
         self,
         store: str | Store | None = None,
         retry: PartialPolicy | None = None,
-        errors: Mapping[type[BaseException], Mapped] | None = None,
+        errors: Errors | None = None,
         listeners: Sequence[Listener] | None = None,
         *,
         namespace: str | None = None,

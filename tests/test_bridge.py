@@ -112,7 +112,7 @@ INVALID_ARGUMENTS = [
     ({"listeners": 5}, "listeners: 5 must be a list of callables"),
     ({"listeners": [print, None]}, "listeners: None is not callable"),
     ({"errors": [OSError]}, "errors: [<class 'OSError'>] must map exception classes to error types"),
-    ({"errors": {"OSError": "a.b"}}, "errors: the key 'OSError' must be an exception class"),
+    ({"errors": {"Timeout": "a.b"}}, "errors: the key 'Timeout' must be an exception class"),
     ({"errors": {OSError: ""}}, "errors[OSError]: '' must be an error type such as"),
     ({"errors": {OSError: ("a.b", "MAYBE")}}, "errors[OSError]: ('a.b', 'MAYBE') must be an error type"),
     ({"retry": {"max_attempts": -1}}, "invalid retry policy: max_attempts: -1 must be >= 0"),

@@ -21,7 +21,7 @@ from ..engine.canary import Canary, Percentages
 from ..engine.layers import RetryOn, RetryOnLike, is_exception
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..messages import RETRY_OPTION
-from ..rules.failures import ErrorMap, Mapped
+from ..rules.failures import ErrorMap, Errors
 from ..rules.policy import PartialPolicy, RetryPolicy, check_errors, check_partial
 from . import compat
 from .attach import (
@@ -291,7 +291,7 @@ def ojs_task(
     bind: Literal[True],
     retry: PartialPolicy | None = None,
     retry_on: RetryOnLike | None = None,
-    errors: Mapping[type[BaseException], Mapped] | None = None,
+    errors: Errors | None = None,
     base: type[Task] | None = None,
     **options: Any,
 ) -> BindingDecorator: ...
@@ -304,7 +304,7 @@ def ojs_task(
     bind: Literal[False] = False,
     retry: PartialPolicy | None = None,
     retry_on: RetryOnLike | None = None,
-    errors: Mapping[type[BaseException], Mapped] | None = None,
+    errors: Errors | None = None,
     base: type[Task] | None = None,
     **options: Any,
 ) -> Decorator: ...
@@ -315,7 +315,7 @@ def ojs_task(
     *,
     retry: PartialPolicy | None = None,
     retry_on: RetryOnLike | None = None,
-    errors: Mapping[type[BaseException], Mapped] | None = None,
+    errors: Errors | None = None,
     base: type[Task] | None = None,
     **options: Any,
 ) -> Any:

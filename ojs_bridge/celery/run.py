@@ -17,14 +17,14 @@ from billiard.exceptions import WorkerLostError
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from ..engine.carrying import NotCarried, may_pass
-from ..engine.events import log_error
+from ..engine.events import MAY_ANSWER, hear, log_error
 from ..engine.reservations import TakenOver
 from ..engine.runs import Drop, Lost, Postpone, Refuse, Run
 from ..engine.storage_retry import is_of_process
 from ..errors import InvalidState, StoreError
 from ..messages import HEADER
 from ..rules.decision import Complete, Decision, Discarded, RetryAt
-from ..rules.failures import Failure, Outcome, Response, outcome_of, traceback_of
+from ..rules.failures import ANSWERS, Failure, Outcome, outcome_of, traceback_of
 from ..rules.job import Job
 from .attach import AUTORETRYING, FRAMEWORK, HELD, task_policy
 from .holding import Hold, Unsettled, held, portable, run_within, until_begun
@@ -89,6 +89,8 @@ class TaskRun(Delivery):
     def _run(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         try:
             result = body(*args, **kwargs)
+            if result is not None and issubclass(type(result), MAY_ANSWER):
+                hear(result, f"task {self.task.name}")
         except BaseException as exc:  # noqa: BLE001 - an error of the pool is raised again below
             # Raising it again adds this frame a second time.
             raised = BaseException.with_traceback(exc, (found := traceback_of(exc)) and found.tb_next)
@@ -330,7 +332,7 @@ class TaskRun(Delivery):
             decision = self.engine.carrying.impossible(begun.job, None, error)
         if asks and isinstance(outcome, Failure):
             return self._retried(begun, raised, outcome, decision)
-        if earlier is not None and not issubclass(type(raised), Response):
+        if earlier is not None and not issubclass(type(raised), ANSWERS):
             self.wish = earlier
             if self._goes_on_besides():
                 return shown_exception(raised)

@@ -20,7 +20,7 @@ from ..config.policies import MISNAMED, misnamed
 from ..engine.layers import Layers, RetryOnLike
 from ..errors import ConfigurationError
 from ..messages import HEADER, RETRY_OPTION
-from ..rules.failures import Mapped
+from ..rules.failures import Errors
 from ..rules.policy import PartialPolicy
 from . import compat
 from .attach import (
@@ -121,7 +121,7 @@ class Bridged:
     ojs_native = cast("Layers | None", None)
     ojs_retry = cast("PartialPolicy | None", None)
     ojs_retry_on = cast("RetryOnLike | None", None)
-    ojs_errors = cast("Mapping[type[BaseException], Mapped] | None", None)
+    ojs_errors = cast("Errors | None", None)
 
     def __init_subclass__(cls, **options: Any) -> None:
         # The user's hook does not hear of the class that `install` makes: it may refuse a second class.

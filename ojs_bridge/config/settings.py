@@ -19,7 +19,7 @@ from ..engine.layers import imported
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..operations.retention import Retention
 from ..rules.duration import duration_at
-from ..rules.failures import ErrorMap, Mapped
+from ..rules.failures import ErrorMap, Errors
 from ..rules.job import HEADER_BUDGET, MAX_HEADER, MIN_HEADER_BUDGET, MIN_HISTORY
 from ..rules.policy import LARGEST, AnyPartial, RetryPolicy
 from ..store import PATIENCE_SECONDS, Store, open_store, without_password
@@ -43,7 +43,7 @@ class Settings:
 
     store: Store | None
     retry: AnyPartial | None
-    errors: dict[type[BaseException], Mapped]
+    errors: Errors
     listeners: tuple[Callable[[events.Event], object], ...]
     history: int
     header_budget: int
@@ -129,7 +129,7 @@ def _retry(given: Given) -> AnyPartial | None:
     return partial
 
 
-def _errors(given: Given) -> dict[type[BaseException], Mapped]:
+def _errors(given: Given) -> Errors:
     errors = given.value
     if not isinstance(errors, Mapping):
         raise ConfigurationError(f"{given.place}: {errors!r} must map exception classes to error types")

@@ -20,6 +20,7 @@ from dramatiq.logging import get_logger
 from dramatiq.middleware import Retries
 
 from ..engine.engine import Engine
+from ..engine.events import MAY_ANSWER, hear
 from ..engine.instruments import Entered
 from ..engine.reservations import UNTOLD, TakenOver
 from ..engine.runs import Postpone, Refuse, Run
@@ -146,15 +147,18 @@ entering = _Entering()
 def listening(actor: str, run: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function of an actor, whose errors a worker can handle; a direct call is as ever.
 
-    Dramatiq asks an error for its class, its text and more before it tells its middleware. A thread in which
-    that raises would die, and its job with it.
+    It raises a response that the actor has returned. Dramatiq asks an error for its class, its text and more
+    before it tells its middleware. A thread in which that raises would die, and its job with it.
     """
 
     @functools.wraps(run)
     def heard(*args: Any, **kwargs: Any) -> Any:
         called, entering.actor = entering.actor, None
         try:
-            return run(*args, **kwargs)
+            result = run(*args, **kwargs)
+            if result is not None and called == actor and issubclass(type(result), MAY_ANSWER):
+                hear(result, f"actor {actor}")
+            return result
         except BaseException as error:
             if called != actor or can_be_shown(error):
                 raise

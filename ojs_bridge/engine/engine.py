@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 import time
-from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -13,7 +13,7 @@ from datetime import timedelta
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState, NotExpressible, StoreError
 from ..rules.backoff import Rng
 from ..rules.decision import DeadLettered, Decision, decide
-from ..rules.failures import MAX_MESSAGE, ErrorMap, Failure, Mapped, Outcome, cut, outcome_of, safe_repr
+from ..rules.failures import MAX_MESSAGE, ErrorMap, Errors, Failure, Outcome, cut, outcome_of, safe_repr
 from ..rules.job import Header, Job, encode
 from ..rules.policy import AnyPartial, check_errors
 from ..store import MEMORY, Parked
@@ -44,7 +44,7 @@ class Engine:
         context: Context,
         *,
         retry: AnyPartial | None,
-        errors: Mapping[type[BaseException], Mapped],
+        errors: Errors,
         reservation: timedelta,
         park_after: timedelta,
         fail_open: bool,
@@ -147,8 +147,8 @@ class Engine:
         self,
         layers: Layers | None = None,
         *,
-        errors: Mapping[type[BaseException], Mapped] | None = None,
-        reserved: Mapping[type[BaseException], Mapped] | None = None,
+        errors: Errors | None = None,
+        reserved: Errors | None = None,
         afresh: bool = False,
     ) -> TaskPolicy:
         """Resolve the settings of one task or actor, which lie over the app's; raises InvalidRetryPolicy.
@@ -159,7 +159,9 @@ class Engine:
         layers = replace(layers or Layers(), app=self._retry)
         policy = layers.policy()
         check_errors(policy)
-        return TaskPolicy(layers, policy, ErrorMap(reserved, self._errors, errors), afresh)
+        return TaskPolicy(
+            layers, policy, ErrorMap(reserved, self._errors, errors, loaded=sys.modules), afresh
+        )
 
     def initial_header(self, job: Job, task: TaskPolicy, retry: AnyPartial) -> Header:
         """Return the header of a job that is enqueued with its own partial policy (spec section 11).

@@ -18,7 +18,7 @@ from typing_extensions import assert_never
 
 from ..errors import StoreError
 from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
-from ..rules.failures import Failure
+from ..rules.failures import ANSWERS, Failure, safe_repr
 from ..rules.job import Job, format_time
 from ..store import Parked
 from .threads import BetweenForks, is_aimed, keep_going, starting
@@ -299,6 +299,27 @@ class Dispatcher:
             except BaseException:  # noqa: BLE001 - it is logged
                 # Not even a sys.exit() may end the thread: the other listeners need it.
                 log_failure(listener, event)
+
+
+#: The results of handlers that are worth a look: a handler may have meant them to be raised.
+MAY_ANSWER = (BaseException, dict)
+_ERROR = {"type", "message", "code", "details"}
+_said: set[str] = set()
+
+
+def hear(result: Any, place: str) -> None:
+    """Raise a response that a handler has returned; say once for each place that it has returned an error.
+
+    An error is an exception, or the specification's error object (section 7.3).
+    """
+    if issubclass(type(result), ANSWERS):
+        raise result
+    if isinstance(result, dict) and not ({"type", "message"} <= result.keys() <= _ERROR):
+        return
+    if place not in _said:
+        _said.add(place)
+        shown = safe_repr(result)[:200]
+        logger.warning("%s returned %s: its job has succeeded. Raise what is an error.", place, shown)
 
 
 def strikes(error: BaseException) -> bool:

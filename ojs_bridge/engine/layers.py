@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from ..errors import ConfigurationError
 from ..rules.backoff import CustomJitter, Rng
 from ..rules.duration import read_duration
-from ..rules.failures import ErrorMap, Response
+from ..rules.failures import ANSWERS, ErrorMap
 from ..rules.policy import AnyPartial, RetryPolicy, fields_of
 
 #: A value of `retry_on`: `"failure"`, `"asked"`, exception classes, or their dotted names.
@@ -46,7 +46,7 @@ class RetryOn:
 
     def rules_out(self, exc: BaseException) -> str | None:
         """Return why an error of the task's code is not retried, or None; raises ConfigurationError."""
-        if self.is_every or issubclass(type(exc), Response):
+        if self.is_every or issubclass(type(exc), ANSWERS):
             return None
         if issubclass(type(exc), self.resolve()) and not issubclass(type(exc), self._never):
             return None
@@ -76,15 +76,15 @@ def _class(place: str, named: Any) -> type[BaseException]:
     return cls  # type: ignore[no-any-return]
 
 
-def is_exception(cls: object) -> bool:
-    """Return whether a value is an exception class."""
-    return isinstance(cls, type) and issubclass(cls, BaseException)
-
-
 #: The specification: every failure is retried that is not non-retryable.
 EVERY_FAILURE = RetryOn(_FAILURE)
 #: Only what the code of a task asks for.
 ASKED = RetryOn(_ASKED)
+
+
+def is_exception(cls: object) -> bool:
+    """Return whether a value is an exception class."""
+    return isinstance(cls, type) and issubclass(cls, BaseException)
 
 
 def imported(place: str, name: Any) -> Any:

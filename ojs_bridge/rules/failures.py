@@ -6,11 +6,13 @@ Exception
 │   ├── Discard           drop the job, keep no dead letter
 │   ├── DeadLetter        keep the job as a dead letter at once
 │   └── Fail              a recognised permanent failure; behaves like Discard
+├── OJSError              the base of an application's own errors that say what becomes of their jobs
 └── Snooze                not a failure: run again later, no attempt used
 """
 
 from __future__ import annotations
 
+import builtins
 import json
 import re
 import traceback
@@ -91,6 +93,29 @@ class Fail(Response):
     code: ClassVar[ResponseCode] = "FAIL"
 
 
+class OJSError(Exception):
+    """An application's own error that says its type and its response code (spec section 7.3).
+
+    A subclass sets what it says as attributes; an instance may set them, too. Without a `type` the type is
+    that of any other exception: the error map's, else `module.QualName`. `retry_after`, an ISO 8601 duration
+    or a timedelta, is the hint of a RETRY. Raises ValueError for a subclass with another code or hint.
+    """
+
+    type: str = ""
+    code: ResponseCode = "RETRY"
+    retry_after: str | timedelta | None = None
+    details: Mapping[str, Any] = MappingProxyType({})
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        code, hint = vars(cls).get("code", "RETRY"), vars(cls).get("retry_after")
+        if isinstance(code, str) and code not in get_args(ResponseCode):
+            codes = ", ".join(get_args(ResponseCode))
+            raise ValueError(f"{cls.__qualname__}.code: {code!r} must be one of {codes}")
+        if isinstance(hint, (str, timedelta)):
+            read_duration(hint)
+
+
 class Snooze(Exception):
     """Run the job again after a while; not a failure, and no attempt is used.
 
@@ -105,8 +130,13 @@ class Snooze(Exception):
         return f"snoozed for {self.after}"
 
 
+#: By these a handler says what becomes of its job: it may raise or return them.
+ANSWERS = (Response, OJSError, Snooze)
+
 #: The error map's value for an exception class: its error type, or its type and a response code.
 Mapped: TypeAlias = "str | tuple[str, ResponseCode]"
+#: An error map: its keys are exception classes, or their dotted names.
+Errors: TypeAlias = "Mapping[type[BaseException], Mapped] | Mapping[str, Mapped] | Mapping[Any, Mapped]"
 
 MAX_TYPE = 255
 MAX_MESSAGE = 4_000
@@ -162,34 +192,60 @@ WORKER_DEATH = "worker_death"
 class ErrorMap:
     """Maps exception classes to error types; the nearest class in the MRO decides.
 
-    Raises ConfigurationError for a key that is no exception class or a value that is neither a type nor a
-    pair of type and response code.
+    A class may stand by its dotted name, such as `"requests.Timeout"`, or `"TimeoutError"`. It is not
+    imported: an error of it comes of a module that is `loaded`. Raises ConfigurationError for a key that is
+    neither, or a value that is neither a type nor a pair of type and response code.
     """
 
-    def __init__(self, *maps: Mapping[type[BaseException], Mapped] | None) -> None:
+    def __init__(self, *maps: Errors | None, loaded: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Later maps win over earlier ones for the same class."""
         self._mapped: dict[type[BaseException], tuple[str, ResponseCode]] = {}
-        for entries in maps:
-            for cls, value in (entries or {}).items():
-                if not (isinstance(cls, type) and issubclass(cls, BaseException)):
-                    raise ConfigurationError(f"errors: the key {cls!r} must be an exception class")
+        #: What stands by name, and the number of the map in which each key stands.
+        self._named: dict[str, tuple[str, ResponseCode]] = {}
+        self._places: dict[type[BaseException] | str, int] = {}
+        self._loaded = loaded
+        for place, entries in enumerate(maps):
+            for key, value in (entries or {}).items():
+                # A name without a dot is a class of Python's own.
+                known = vars(builtins).get(key) if isinstance(key, str) and "." not in key else key
+                is_name = isinstance(known, str) and all(map(str.isidentifier, known.split(".")))
+                if not (is_name or (isinstance(known, type) and issubclass(known, BaseException))):
+                    raise ConfigurationError(
+                        f"errors: the key {key!r} must be an exception class or the dotted name of one"
+                    )
                 pair = value if isinstance(value, tuple) and len(value) == 2 else (value, "RETRY")  # noqa: PLR2004
                 error_type, code = pair
                 if not (isinstance(error_type, str) and error_type and code in get_args(ResponseCode)):
                     raise ConfigurationError(
-                        f"errors[{cls.__qualname__}]: {value!r} must be an error type such as "
-                        "'external.timeout', or a pair of one and a response code of "
+                        f"errors[{key if isinstance(key, str) else key.__qualname__}]: {value!r} must be an "
+                        "error type such as 'external.timeout', or a pair of one and a response code of "
                         f"{', '.join(get_args(ResponseCode))}"
                     )
-                self._mapped[cls] = error_type, code
+                if isinstance(key, str):
+                    self._named[key] = error_type, code
+                else:
+                    self._mapped[key] = error_type, code
+                self._places[key] = place
 
     def find(self, cls: type[BaseException]) -> tuple[str, ResponseCode] | None:
         """Return the error type and response code for a class, or None when no entry covers it."""
+        if self._named:
+            self._resolve(cls)
         if self._mapped:
             for base in _MRO(cls):
                 if entry := self._mapped.get(base):
                     return entry
         return None
+
+    def _resolve(self, cls: type[BaseException]) -> None:
+        """Find the classes of names among the bases of a class that was raised."""
+        for name in [*self._named]:
+            module, _, attribute = name.rpartition(".")
+            named = getattr(self._loaded.get(module or "builtins"), "__dict__", {}).get(attribute)
+            for base in _MRO(cls):
+                is_it = base is named or name_of(base) in (name, f"builtins.{name}")
+                if is_it and self._places[name] >= self._places.get(base, 0):
+                    self._mapped[base] = self._named[name]
 
 
 #: What a class is called and where it comes from, and where an error was raised: no class can hide that.
@@ -245,7 +301,7 @@ def outcome_of(exc: BaseException, errors: ErrorMap, final: str | None = None) -
     exception is not asked for its class, for that may raise: it is of the class by which `except` knows it.
     """
     cls = type(exc)
-    answer = _answer(exc) if issubclass(cls, (Snooze, Response)) else None
+    answer = _answer(exc) if issubclass(cls, ANSWERS) else None
     if isinstance(answer, Snoozed) or (answer is not None and answer.type):
         return answer
     message, backtrace = cut(text_of(exc), MAX_MESSAGE), backtrace_of(traceback_of(exc))
@@ -253,24 +309,30 @@ def outcome_of(exc: BaseException, errors: ErrorMap, final: str | None = None) -
     with suppress(Exception):  # its module may be deleted, and a metaclass may have no hash
         name = f"{text_of(_MODULE(cls))}.{name}"
         mapped = errors.find(cls)
-    type_, code = mapped or (name, answer.code if answer else "RETRY")
+    type_, code = mapped or (name, "RETRY")
     alias = None if mapped else _NAME(cls)
-    return Failure(cut(type_, MAX_TYPE), message, code, {}, None, backtrace, alias, final)
+    details, after = ({}, None) if answer is None else (answer.details, answer.retry_after)
+    if answer is not None and answer.code != "RETRY":
+        code = answer.code
+    return Failure(cut(type_, MAX_TYPE), message, code, details, after, backtrace, alias, final)
 
 
 def _answer(exc: Any) -> Failure | Snoozed | None:
     """Return what a response or a snooze says of itself; None for a snooze without a time."""
-    after = _read(exc, "after")
+    is_own = issubclass(type(exc), OJSError)
+    after = _read(exc, "retry_after" if is_own else "after")
+    with suppress(Exception):
+        after = read_duration(after) if is_own and after is not None else after
     after = after if issubclass(type(after), timedelta) and after >= timedelta(0) else None
     if issubclass(type(exc), Snooze):
         return None if after is None else Snoozed(after)
     said, code = _read(exc, "type"), _read(exc, "code")
     return Failure(
         type=cut(text_of(said), MAX_TYPE) if issubclass(type(said), str) else "",
-        message=cut(text_of(_read(exc, "message")), MAX_MESSAGE),
+        message=cut(text_of(exc if is_own else _read(exc, "message")), MAX_MESSAGE),
         code=code if type(code) is str and code in get_args(ResponseCode) else "RETRY",  # type: ignore[arg-type]
         details=plain_details(_read(exc, "details")),
-        retry_after=after if issubclass(type(exc), Retry) else None,
+        retry_after=after if issubclass(type(exc), (Retry, OJSError)) else None,
         backtrace=backtrace_of(traceback_of(exc)),
     )
 

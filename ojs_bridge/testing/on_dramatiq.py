@@ -25,6 +25,7 @@ from dramatiq.results.backends import StubBackend
 from dramatiq.worker import ConsumerThread, Worker, WorkerThread
 
 from ..dramatiq import OJSRetries, compat
+from ..dramatiq.delivery import listening
 from ..dramatiq.middleware import bridge_of
 from ..dramatiq.publishing import sending_on
 from ..dramatiq.translate import FRAMEWORK, outcome
@@ -198,7 +199,7 @@ class DramatiqWorker:
             raise LookupError(f"no actor of this broker has the name {name!r}")
         actor = self._broker.actors[name]
         self._put_in.append((actor, actor.fn))
-        actor.fn = make(actor.fn)
+        actor.fn = listening(name, make(actor.fn))
 
     def take_out(self) -> None:
         """Give all actors back their own functions."""

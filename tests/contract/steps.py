@@ -21,7 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Concatenate, NoReturn, ParamSpec, TypeAlias
 
-from ojs_bridge import Retry
+from ojs_bridge import OJSError, Retry
 from tests.contract import hostile
 from tests.contract.notes import client, until
 
@@ -40,6 +40,11 @@ class CardFraud(Exception):
 
 class AuthExpired(Exception):
     pass
+
+
+class Declined(OJSError):
+    type = "bank.declined"
+    code = "DISCARD"
 
 
 class Opaque:

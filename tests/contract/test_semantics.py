@@ -12,18 +12,21 @@ from ojs_bridge import DeadLetter, Discard, Fail, LetterNotFound, Retry, Snooze
 from ojs_bridge.operations.operation import Jobs
 from ojs_bridge.rules.fingerprint import frame_of
 from ojs_bridge.rules.job import format_time
-from tests.contract.fleet import Fleet, end, gaps, retries
+from tests.contract.fleet import Fleet, attempts, end, gaps, retries
 from tests.contract.steps import (
     KEEP,
     AuthExpired,
     CardFraud,
     CardStolen,
+    Declined,
     Step,
+    an,
     calls,
     raises,
     raises_its_number,
     raises_more_each_time,
     raises_what_is_named,
+    returns,
 )
 from tests.servers import eventually
 
@@ -337,3 +340,27 @@ def test_a_replay_with_other_arguments_on_another_queue(fleet: Fleet) -> None:
     assert (letter.reading.args, letter.reading.kwargs) == (changes["args"], changes["kwargs"])
     publisher = fleet.bridge.engine.context.publishers[fleet.framework]
     assert (publisher.knows("act_kept"), publisher.knows("gone")) == (True, False)
+
+
+#: What a handler returns first, the attempts of the runs, and the end: its event, and what it says.
+RETURNED: dict[str, tuple[Any, list[int], str, dict[str, Any]]] = {
+    "Discard": (an(Discard, "a.b", "no"), [1], "job.discarded", {"cause": "handler", "dead_lettered": False}),
+    "DeadLetter": (an(DeadLetter, "a.b"), [1], "job.discarded", {"cause": "handler", "dead_lettered": True}),
+    "Fail": (an(Fail, "a.b"), [1], "job.discarded", {"response_code": "FAIL", "dead_lettered": False}),
+    "Retry": (an(Retry, "a.b", after="PT0.1S"), [1, 2], "job.completed", {"attempt": 2}),
+    "Snooze": (an(Snooze, "PT0.1S"), [1, 1], "job.completed", {"attempt": 1}),
+    "an own error": (an(Declined, "no"), [1], "job.discarded", {"response_code": "DISCARD"}),
+    "an error object": ({"type": "a.b", "message": "no", "code": "FAIL"}, [1], "job.completed", {}),
+    "another object": ({"type": "a.b", "message": "no", "order": 7}, [1], "job.completed", {}),
+}
+
+
+@pytest.mark.requirement("RET-08")
+def test_a_response_that_is_returned_counts_as_if_it_were_raised(fleet: Fleet) -> None:
+    sent = {name: fleet.send("act", returns(value), "ok") for name, (value, *_) in RETURNED.items()}
+    for name, (_, runs, ends, says) in RETURNED.items():
+        told = end(fleet, sent[name])
+        assert (told.type, attempts(fleet, sent[name])) == (ends, runs), name
+        assert says.items() <= told.data.items(), name
+    # A worker says it once for each task.
+    eventually(lambda: fleet.worker.log.count("Raise what is an error.") == 1, what="the warning")

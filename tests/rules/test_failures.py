@@ -6,7 +6,7 @@ import os
 import pickle
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -29,6 +29,7 @@ from ojs_bridge.rules.failures import (
     ErrorMap,
     Fail,
     Failure,
+    OJSError,
     Response,
     Retry,
     Snooze,
@@ -193,7 +194,9 @@ def test_a_response_is_never_mapped() -> None:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({"ValueError": "a.b"}, "errors: the key 'ValueError' must be an exception class"),
+        ({"Timeout": "a.b"}, "errors: the key 'Timeout' must be an exception class or the dotted name"),
+        ({"int": "a.b"}, "errors: the key 'int' must be an exception class or the dotted name"),
+        ({"shop.no such": "a.b"}, "errors: the key 'shop.no such' must be an exception class or the dotted"),
         ({int: "a.b"}, "errors: the key <class 'int'> must be an exception class"),
         ({ValueError: ""}, "errors[ValueError]: '' must be"),
         ({ValueError: None}, "errors[ValueError]: None must be"),
@@ -515,6 +518,61 @@ def test_what_is_spelt_out() -> None:
     assert failure.message == "caf\\udce9"
     assert failure.details == {"a": ["caf\\udce9", "\U0001f600", "\\ud800", 2**64 - 1, str(2**64)]}
     assert cut(LONE * MAX_MESSAGE, MAX_MESSAGE).endswith(CUT)
+
+
+class SoldOut(OSError):
+    pass
+
+
+def test_a_class_may_stand_by_its_name_and_by_that_of_another_module() -> None:
+    """It is found among what is imported; the nearest class wins, and then the later map."""
+    shop = SimpleNamespace(Full=SoldOut)
+    errors = ErrorMap(
+        {"OSError": "any.os", "shop.Full": "shop.full", "gone.Error": "gone"},
+        {f"{__name__}.Declined": ("bank.no", "DISCARD"), KeyError: "by.class"},
+        loaded={"shop": shop},
+    )
+    found = [failure_of(e, errors) for e in (SoldOut(), PermissionError(), Declined("no"), KeyError(1))]
+    assert [failure.type for failure in found] == ["shop.full", "any.os", "bank.no", "by.class"]
+    later = ErrorMap({"shop.Full": "first"}, {SoldOut: "later"}, loaded={"shop": shop})
+    assert failure_of(SoldOut(), later).type == "later"
+
+
+class Declined(OJSError):
+    code = "DISCARD"
+
+
+class Throttled(OJSError):
+    type = "bank.throttled"
+    retry_after = "PT30S"
+
+    def __init__(self, seconds: int) -> None:
+        super().__init__(f"wait {seconds} s")
+        self.details = {"seconds": seconds}
+
+
+def test_an_applications_own_error_says_its_type_and_its_code() -> None:
+    said = failure_of(Throttled(7))
+    assert (said.type, said.code, said.message) == ("bank.throttled", "RETRY", "wait 7 s")
+    assert (said.retry_after, said.details) == (timedelta(seconds=30), {"seconds": 7})
+    plain = failure_of(Declined("no"))
+    assert (plain.type, plain.code, plain.alias) == (f"{__name__}.Declined", "DISCARD", "Declined")
+    mapped = failure_of(Declined("no"), ErrorMap({Declined: "bank.declined"}))
+    assert (mapped.type, mapped.code) == ("bank.declined", "DISCARD")
+    own = Throttled(7)
+    own.retry_after, own.code = timedelta(seconds=5), "DEAD_LETTER"  # type: ignore[assignment]
+    assert (failure_of(own).retry_after, failure_of(own).code) == (timedelta(seconds=5), "DEAD_LETTER")
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [({"code": "DROP"}, "Odd.code: 'DROP'"), ({"retry_after": "5s"}, "is not an ISO 8601")],
+)
+def test_an_own_error_that_says_what_is_not_known_is_refused_where_it_is_written(
+    said: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        type("Odd", (OJSError,), said)
 
 
 @pytest.mark.parametrize("name", hostile.ERRORS)
