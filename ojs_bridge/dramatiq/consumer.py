@@ -76,18 +76,25 @@ class SettlingConsumer(Consumer):
     def _straight(self, acknowledge: Ack, acks: Acknowledgements | None) -> Ack:
         """Return an `ack` that only looks at the mark of a message: every job comes by here."""
         settle, acknowledged = self._settle, self._acknowledged
+        # A fleet's own `do_ack` is called for each message.
+        name, own = compat.do_ack.name, vars(self._broker)
+        lots = None if hasattr(type(self._broker), name) else acks
 
         def ack(message: MessageProxy) -> None:
             delivery: Delivery | None = message.ojs_delivery
+            lot = None if name in own else lots
             if delivery is not None and delivery.exit is not NATIVE:
-                if acks is None or delivery.exit is not ENDING:
+                if lot is None or delivery.exit is not ENDING:
                     settle(message, acknowledge)
                     return
-            elif acks is None:
-                acknowledge(message)
+            elif lot is None:
+                if acks is None:
+                    acknowledge(message)
+                else:
+                    settle(message, acknowledge)
                 return
             try:
-                acks.send(message, acknowledged)
+                lot.send(message, acknowledged)
             except (*redis_errors(), MemoryError, RecursionError) as error:  # type: ignore[misc]
                 # Whatever the error is: Dramatiq would give up, and others have left theirs to this thread.
                 raise ConnectionClosed(error) from None

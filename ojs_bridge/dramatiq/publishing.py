@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import dramatiq
 from dramatiq.broker import Broker, MessageProxy
+from dramatiq.common import dq_name
 
 from ..bridge import Bridge
 from ..engine.engine import Engine
@@ -51,16 +52,32 @@ class NotSent(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message as it came, or as it goes on with changed `options`."""
+    """A message as it came, or as it goes on with changed `options` after a `delay` in milliseconds."""
 
     message: Any
     broker: Broker
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    delay: int | None = None
+    #: The message as `before_enqueue` was told of it.
+    told: list[dramatiq.Message[Any]] = dataclasses.field(default_factory=list)
 
     def kept(self) -> dict[str, Any]:
-        """Return the message as the store keeps it, with the names of its actor's parameters."""
-        names = parameters_of(self.broker.get_actor(self.message.actor_name).fn)
-        return {**original(self.message), "parameters": [*names]}
+        """Return the message as the store keeps it, with the names of its actor's parameters.
+
+        The middleware is told of a message that goes on as the broker tells of a delayed message, and may
+        change it.
+        """
+        message = self.message
+        if self.delay is not None:
+            eta = int(time.time() * 1000) + self.delay
+            told = message.copy(queue_name=dq_name(message.queue_name), options={"eta": eta})
+            with sending_on():
+                self.broker.emit_before("enqueue", told, self.delay)
+            self.told.append(told)
+            options = {name: value for name, value in told.options.items() if name != "eta"}
+            message = dataclasses.replace(message, options=options)
+        names = parameters_of(self.broker.get_actor(message.actor_name).fn)
+        return {**original(message), "parameters": [*names]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +141,7 @@ class DramatiqPublisher:
             with sending_on():
                 self._broker.enqueue(
                     message,
-                    delay=_milliseconds((due - self._bridge.engine.now()).total_seconds() if due else 0),
+                    delay=milliseconds((due - self._bridge.engine.now()).total_seconds() if due else 0),
                 )
         except outages() as error:
             raise (Unroutable if is_refusal(error) else Unreachable)(error_in_words(error)) from error
@@ -174,7 +191,7 @@ def send_on(
         seconds = min((at - engine.now()).total_seconds(), most)
         have_queue(broker, message.queue_name)
         with sending_on():
-            broker.enqueue(message, delay=_milliseconds(seconds))
+            broker.enqueue(message, delay=milliseconds(seconds))
 
     # A crash between two steps would leave two messages of one job, which only a store tells apart.
     swaps = engine.store is None and is_redis(broker)
@@ -182,7 +199,7 @@ def send_on(
         engine.context.storage_retry.run(enqueue, retry_on=outages())
 
 
-def _milliseconds(seconds: float) -> int | None:
+def milliseconds(seconds: float) -> int | None:
     """Return a delay for the broker; one more, because the broker cuts off the fraction of a millisecond."""
     return math.ceil(seconds * 1000) + 1 if seconds > 0 else None
 

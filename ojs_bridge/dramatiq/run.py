@@ -46,7 +46,16 @@ from .delivery import (
     tell_end,
 )
 from .holding import GiveUp, Holding, is_old
-from .publishing import READ, WISHING, NotSent, Outgoing, can_carry, carry_wishes, send_on
+from .publishing import (
+    READ,
+    WISHING,
+    NotSent,
+    Outgoing,
+    can_carry,
+    carry_wishes,
+    milliseconds,
+    send_on,
+)
 from .translate import (
     FRAMEWORK,
     THROWN,
@@ -169,6 +178,8 @@ class ActorRun:
         self._broker = broker
         self._proxy = message
         self._delivery = delivery
+        #: Whether the broker, and not the store, has the message that goes on.
+        self._is_sent = False
         #: Whether the thread has waited; then no interrupt is armed any more.
         self._held = False
 
@@ -394,7 +405,8 @@ class ActorRun:
             return Outgoing(self._proxy, self._broker)
         failure = onward.decision.failure if isinstance(onward.decision, RetryAt) else None
         options = next_options(onward.job, onward.header, failure)
-        return Outgoing(self._proxy.copy(options=options), self._broker, options)
+        delay = milliseconds((onward.at - self._engine.now()).total_seconds())
+        return Outgoing(self._proxy.copy(options=options), self._broker, options, delay)
 
     def publish(self, outgoing: Outgoing, at: datetime) -> None:
         """Publish a message that is due at a time; raises NotSent if the broker does not take it."""
@@ -409,6 +421,7 @@ class ActorRun:
             if plain is outgoing.message:
                 raise NotSent(f"the broker took no retry: {error_in_words(error)}") from error
             send_on(self._engine, self._broker, self._proxy, plain, at)
+        self._is_sent = True
 
     def leave(self, settlement: Settlement[Outgoing]) -> None:
         """Mark how the delivery leaves its queue, and say what Dramatiq's own `Retries` would say."""
@@ -427,6 +440,8 @@ class ActorRun:
             case RetryAt() | SnoozeUntil() | None as goes_on:
                 if settlement.message is not None:
                     self._proxy.options.update(settlement.message.options)
+                    for told in [] if self._is_sent else settlement.message.told:
+                        self._broker.emit_after("enqueue", told, settlement.message.delay)
                 self._delivery.exit = Exit.DROP
                 if isinstance(goes_on, RetryAt):
                     wait, job_id = goes_on.delay * 1000, settlement.job.id

@@ -293,3 +293,26 @@ def test_a_store_that_may_not_touch_the_broker_s_keys_settles_by_itself(valkey: 
         assert len(job.runs) == 1
     finally:
         admin.acl_deluser(unique)
+
+
+def test_a_fleet_s_own_do_ack_hears_of_each_message(make: Callable[..., Fleet]) -> None:
+    """Also if it is replaced while a worker runs."""
+    fleet = make()
+    actor = fleet.actor(lambda n: None)
+    asked: set[str] = set()
+    native = fleet.broker.do_ack  # type: ignore[attr-defined]
+
+    def do_ack(queue: str, redis_id: str) -> None:
+        asked.add(redis_id)
+        native(queue, redis_id)
+
+    with fleet.working():
+        fleet.end(fleet.send(actor))
+        eventually(lambda: fleet.left() == 0)
+        fleet.broker.do_ack = do_ack  # type: ignore[attr-defined]
+        jobs = [fleet.send(actor) for _ in range(3)]
+        for job in jobs:
+            fleet.end(job)
+        eventually(lambda: len(asked) == 3)
+        eventually(lambda: fleet.left() == 0)
+    assert [len(job.runs) for job in jobs] == [1, 1, 1]

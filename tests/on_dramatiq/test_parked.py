@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -10,7 +12,7 @@ from typing import Any
 
 import dramatiq
 import pytest
-from dramatiq.middleware import CurrentMessage
+from dramatiq.middleware import CurrentMessage, Middleware
 
 from ojs_bridge import Retry, Snooze
 from ojs_bridge.store import Parked
@@ -134,3 +136,70 @@ def test_what_is_drained_runs_at_its_time_without_the_bridge(
     ((at, options),) = runs
     assert at >= found.next_retry_at.timestamp()
     assert (options["retries"], options["ojs"]["attempt"]) == (1, 2)
+
+
+class Told(Middleware):
+    """Notes what a middleware is told of enqueued and skipped messages, and marks the messages."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def before_enqueue(self, broker: Any, message: Any, delay: int | None) -> None:
+        self.told.append(("before_enqueue", bool(delay), message.options.get("mark", 0)))
+        message.options["mark"] = message.options.get("mark", 0) + 1
+
+    def after_enqueue(self, broker: Any, message: Any, delay: int | None) -> None:
+        self.told.append(("after_enqueue", bool(delay), message.options.get("mark", 0)))
+
+    def after_process_message(self, *_: Any, **__: Any) -> None:
+        self.told.append("processed")
+
+    def after_skip_message(self, *_: Any) -> None:
+        self.told.append("skipped")
+
+
+@pytest.mark.parametrize("response", [OSError("down"), Snooze("PT2S")], ids=["retry", "snooze"])
+def test_a_middleware_is_told_of_what_is_parked_as_of_what_the_broker_delays(
+    broker: dramatiq.Broker, unique: str, tmp_path: Path, response: Exception
+) -> None:
+    """And what it changes in the message is kept."""
+    told = Told()
+    broker.add_middleware(told)
+    fleet = Fleet(
+        broker,
+        unique,
+        store=f"sqlite:///{tmp_path}/ojs.db",
+        park_after=timedelta(seconds=1),
+        retry={"max_attempts": 2, "initial_interval": "PT2S", "jitter": False},
+    )
+
+    def responds_once(n: int) -> None:
+        if n == 1:
+            raise response
+
+    job = fleet.send(fleet.actor(responds_once))
+    with fleet.working():
+        assert fleet.end(job).type == "job.completed"
+        eventually(lambda: len(told.told) == 8)
+    # The first is the job itself; the broker, too, tells twice of a message that it delays.
+    assert told.told[:6] == [
+        ("before_enqueue", False, 0), ("after_enqueue", False, 1), "processed",
+        ("before_enqueue", True, 1), ("after_enqueue", True, 2), ("before_enqueue", False, 2),
+    ]  # fmt: skip
+    # The message may run before its publisher goes on.
+    assert sorted(told.told[6:], key=str) == [("after_enqueue", False, 3), "processed"]
+    assert [run.options["mark"] for run in job.runs] == [1, 3]
+
+
+@pytest.mark.parametrize("ends", ["retry", "snooze"])
+@pytest.mark.parametrize("is_bridged", [False, True], ids=["native", "bridged"])
+def test_django_dramatiq_shows_a_job_that_waits_as_delayed(
+    valkey: Valkey, tmp_path: Path, is_bridged: bool, ends: str
+) -> None:
+    pytest.importorskip("django_dramatiq")
+    if ends == "snooze" and not is_bridged:
+        pytest.skip("Dramatiq knows no snooze")
+    store = f"sqlite:///{tmp_path}/ojs.db" if is_bridged else ""
+    command = [sys.executable, "-m", "tests.on_dramatiq.admin", valkey.url, store, str(tmp_path), ends]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.split() == ["delayed"], done.stderr
