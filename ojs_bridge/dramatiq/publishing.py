@@ -141,7 +141,7 @@ class DramatiqPublisher:
             with sending_on():
                 self._broker.enqueue(
                     message,
-                    delay=milliseconds((due - self._bridge.engine.now()).total_seconds() if due else 0),
+                    delay=_milliseconds((due - self._bridge.engine.now()).total_seconds() if due else 0),
                 )
         except outages() as error:
             raise (Unroutable if is_refusal(error) else Unreachable)(error_in_words(error)) from error
@@ -191,7 +191,7 @@ def send_on(
         seconds = min((at - engine.now()).total_seconds(), most)
         have_queue(broker, message.queue_name)
         with sending_on():
-            broker.enqueue(message, delay=milliseconds(seconds))
+            broker.enqueue(message, delay=_milliseconds(seconds))
 
     # A crash between two steps would leave two messages of one job, which only a store tells apart.
     swaps = engine.store is None and is_redis(broker)
@@ -199,7 +199,7 @@ def send_on(
         engine.context.storage_retry.run(enqueue, retry_on=outages())
 
 
-def milliseconds(seconds: float) -> int | None:
+def _milliseconds(seconds: float) -> int | None:
     """Return a delay for the broker; one more, because the broker cuts off the fraction of a millisecond."""
     return math.ceil(seconds * 1000) + 1 if seconds > 0 else None
 

@@ -53,7 +53,6 @@ from .publishing import (
     Outgoing,
     can_carry,
     carry_wishes,
-    milliseconds,
     send_on,
 )
 from .translate import (
@@ -405,7 +404,7 @@ class ActorRun:
             return Outgoing(self._proxy, self._broker)
         failure = onward.decision.failure if isinstance(onward.decision, RetryAt) else None
         options = next_options(onward.job, onward.header, failure)
-        delay = milliseconds((onward.at - self._engine.now()).total_seconds())
+        delay = max(int((onward.at - self._engine.now()).total_seconds() * 1000), 1)
         return Outgoing(self._proxy.copy(options=options), self._broker, options, delay)
 
     def publish(self, outgoing: Outgoing, at: datetime) -> None:
