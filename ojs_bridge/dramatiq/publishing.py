@@ -58,8 +58,6 @@ class Outgoing:
     broker: Broker
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     delay: int | None = None
-    #: The message as `before_enqueue` was told of it.
-    told: list[dramatiq.Message[Any]] = dataclasses.field(default_factory=list)
 
     def kept(self) -> dict[str, Any]:
         """Return the message as the store keeps it, with the names of its actor's parameters.
@@ -73,7 +71,7 @@ class Outgoing:
             told = message.copy(queue_name=dq_name(message.queue_name), options={"eta": eta})
             with sending_on():
                 self.broker.emit_before("enqueue", told, self.delay)
-            self.told.append(told)
+            self.broker.emit_after("enqueue", told, self.delay)
             options = {name: value for name, value in told.options.items() if name != "eta"}
             message = dataclasses.replace(message, options=options)
         names = parameters_of(self.broker.get_actor(message.actor_name).fn)

@@ -177,8 +177,6 @@ class ActorRun:
         self._broker = broker
         self._proxy = message
         self._delivery = delivery
-        #: Whether the broker, and not the store, has the message that goes on.
-        self._is_sent = False
         #: Whether the thread has waited; then no interrupt is armed any more.
         self._held = False
 
@@ -420,7 +418,6 @@ class ActorRun:
             if plain is outgoing.message:
                 raise NotSent(f"the broker took no retry: {error_in_words(error)}") from error
             send_on(self._engine, self._broker, self._proxy, plain, at)
-        self._is_sent = True
 
     def leave(self, settlement: Settlement[Outgoing]) -> None:
         """Mark how the delivery leaves its queue, and say what Dramatiq's own `Retries` would say."""
@@ -439,8 +436,6 @@ class ActorRun:
             case RetryAt() | SnoozeUntil() | None as goes_on:
                 if settlement.message is not None:
                     self._proxy.options.update(settlement.message.options)
-                    for told in [] if self._is_sent else settlement.message.told:
-                        self._broker.emit_after("enqueue", told, settlement.message.delay)
                 self._delivery.exit = Exit.DROP
                 if isinstance(goes_on, RetryAt):
                     wait, job_id = goes_on.delay * 1000, settlement.job.id
