@@ -69,8 +69,10 @@ class Outgoing:
         if self.delay is not None:
             eta = int(time.time() * 1000) + self.delay
             told = message.copy(queue_name=dq_name(message.queue_name), options={"eta": eta})
-            with sending_on():
-                self.broker.emit_before("enqueue", told, self.delay)
+            # A message without its state is no job that its user sends again.
+            state = told.options.pop(HEADER, None)
+            self.broker.emit_before("enqueue", told, self.delay)
+            told.options[HEADER] = state
             self.broker.emit_after("enqueue", told, self.delay)
             options = {name: value for name, value in told.options.items() if name != "eta"}
             message = dataclasses.replace(message, options=options)
