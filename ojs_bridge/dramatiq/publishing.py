@@ -52,12 +52,12 @@ class NotSent(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message as it came, or as it goes on with changed `options` after a `delay` in milliseconds."""
+    """A message as it came, or as it goes on with changed `options`, due at a time."""
 
     message: Any
     broker: Broker
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    delay: int | None = None
+    due: datetime | None = None
 
     def kept(self) -> dict[str, Any]:
         """Return the message as the store keeps it, with the names of its actor's parameters.
@@ -66,14 +66,15 @@ class Outgoing:
         change it.
         """
         message = self.message
-        if self.delay is not None:
-            eta = int(time.time() * 1000) + self.delay
+        if self.due is not None:
+            eta = int(self.due.timestamp() * 1000)
+            delay = max(eta - int(time.time() * 1000), 1)
             told = message.copy(queue_name=dq_name(message.queue_name), options={"eta": eta})
             # A message without its state is no job that its user sends again.
             state = told.options.pop(HEADER, None)
-            self.broker.emit_before("enqueue", told, self.delay)
+            self.broker.emit_before("enqueue", told, delay)
             told.options[HEADER] = state
-            self.broker.emit_after("enqueue", told, self.delay)
+            self.broker.emit_after("enqueue", told, delay)
             options = {name: value for name, value in told.options.items() if name != "eta"}
             message = dataclasses.replace(message, options=options)
         names = parameters_of(self.broker.get_actor(message.actor_name).fn)

@@ -46,15 +46,7 @@ from .delivery import (
     tell_end,
 )
 from .holding import GiveUp, Holding, is_old
-from .publishing import (
-    READ,
-    WISHING,
-    NotSent,
-    Outgoing,
-    can_carry,
-    carry_wishes,
-    send_on,
-)
+from .publishing import READ, WISHING, NotSent, Outgoing, can_carry, carry_wishes, send_on
 from .translate import (
     FRAMEWORK,
     THROWN,
@@ -402,8 +394,7 @@ class ActorRun:
             return Outgoing(self._proxy, self._broker)
         failure = onward.decision.failure if isinstance(onward.decision, RetryAt) else None
         options = next_options(onward.job, onward.header, failure)
-        delay = max(int((onward.at - self._engine.now()).total_seconds() * 1000), 1)
-        return Outgoing(self._proxy.copy(options=options), self._broker, options, delay)
+        return Outgoing(self._proxy.copy(options=options), self._broker, options, onward.at)
 
     def publish(self, outgoing: Outgoing, at: datetime) -> None:
         """Publish a message that is due at a time; raises NotSent if the broker does not take it."""
