@@ -20,6 +20,9 @@ from tests.servers import eventually
 
 #: Where the bridge does better on purpose: an attempt that was lost counts, and a Reject is the task's own.
 BETTER = {"a killed child", "retry_on_worker_lost", "autoretry takes Reject for an error"}
+if VERSION < (5, 7):
+    # An older Celery loses a job whose task calls itself, and asks for a retry there.
+    BETTER |= {"called", "calls itself, and retries"}
 
 
 def compared(hand: ByHand) -> list[tuple[Any, ...]]:
