@@ -20,7 +20,7 @@ from dramatiq.logging import get_logger
 from dramatiq.middleware import Retries
 
 from ..engine.engine import Engine
-from ..engine.events import MAY_ANSWER, hear
+from ..engine.events import MAY_ANSWER, harmless, hear
 from ..engine.instruments import Entered
 from ..engine.reservations import UNTOLD, TakenOver
 from ..engine.runs import Postpone, Refuse, Run
@@ -254,9 +254,9 @@ def tell_end(
     """Log the end of a failed job, and send its `on_retry_exhausted`, as the stock `Retries` does."""
     is_exhausted = decision.cause == "exhausted" or decision.failure.final == RETRY_WHEN_SAID_NO
     if decision.failure.final == THROWN:
-        stock_logger.info("Aborting message %r.", begun.job.id)
+        harmless(begun.job, stock_logger.info, "Aborting message %r.", begun.job.id)
     elif is_exhausted:
-        stock_logger.warning("Retries exceeded for message %r.", begun.job.id)
+        harmless(begun.job, stock_logger.warning, "Retries exceeded for message %r.", begun.job.id)
     if not is_exhausted or not isinstance(begun, Run):
         return
     options = broker.get_actor(message.actor_name).options

@@ -17,6 +17,7 @@ from typing_extensions import assert_never
 
 from ..bridge import Bridge
 from ..engine.carrying import NotCarried, may_pass
+from ..engine.events import harmless
 from ..engine.layers import TaskPolicy
 from ..engine.reservations import TakenOver
 from ..engine.runs import Begun, Drop, Lost, Onward, Postpone, Refuse, Run, Settlement
@@ -429,8 +430,8 @@ class ActorRun:
                     self._proxy.options.update(settlement.message.options)
                 self._delivery.exit = Exit.DROP
                 if isinstance(goes_on, RetryAt):
-                    wait, job_id = goes_on.delay * 1000, settlement.job.id
-                    stock_logger.info("Retrying message %r in %d milliseconds.", job_id, wait)
+                    job, line = settlement.job, "Retrying message %r in %d milliseconds."
+                    harmless(job, stock_logger.info, line, job.id, goes_on.delay * 1000)
             case never:
                 assert_never(never)
 

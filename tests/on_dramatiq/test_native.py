@@ -26,6 +26,7 @@ from dramatiq.worker import WorkerThread
 from ojs_bridge import Bridge, DeadLetter, Discard, Retry, RetryPolicy, Snooze
 from ojs_bridge.dramatiq import OJSRetries, holding, install
 from ojs_bridge.dramatiq.actors import options_as_policy
+from ojs_bridge.dramatiq.delivery import stock_logger
 from ojs_bridge.engine.layers import NativeJitter
 from ojs_bridge.rules.policy import LARGEST
 from tests.instrumentation.failing import Lingering
@@ -172,6 +173,36 @@ def test_the_log_has_the_lines_of_the_stock_retries(
     said = [r for r in caplog.records if r.name.startswith("dramatiq.middleware.retries")]
     plain = [f"{r.levelname} {r.getMessage()}".replace(f" {sent.message_id!r}", "") for r in said]
     assert [re.sub(r"\d+", "N", line).rstrip(".") for line in plain] == lines
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_log_that_raises_changes_no_end(
+    stub: StubBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """A line of the stock logger comes after what it tells of: a retry gets no dead letter beside it."""
+    options, lines = LINES[name]
+    install(stub, Bridge())
+    runs, raised = [], list[str]()
+
+    def refuse(record: logging.LogRecord) -> bool:
+        raised.append(record.getMessage())
+        raise OSError("the disk of the log is full")
+
+    def run() -> None:
+        runs.append(1)
+        raise OSError("down")
+
+    caplog.set_level(logging.INFO, stock_logger.name)
+    monkeypatch.setattr(stock_logger, "filters", [refuse])
+    actor = dramatiq.actor(run, broker=stub, **options)
+    worker = dramatiq.Worker(stub, worker_timeout=20)
+    worker.start()
+    actor.send()
+    eventually(lambda: stub.dead_letters)
+    stub.join(actor.queue_name, fail_fast=False)
+    worker.stop()
+    assert (len(stub.dead_letters), len(runs)) == (1, options.get("max_retries", 0) + 1)
+    assert len(raised) == len(lines)
 
 
 class Writing(Middleware):
