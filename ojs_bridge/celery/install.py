@@ -56,6 +56,8 @@ logger = logging.getLogger("ojs_bridge")
 
 #: The method of Django's task class that sends a job after a commit: such a class needs one base more.
 _ON_COMMIT = "apply_async_on_commit"
+#: The attribute of a task that stays native, which is said once: why it does.
+_LEFT = "_ojs_left_native"
 #: The options of a task that are the bridge's.
 _OWN = (RETRY_OPTION, "ojs_retry_on", "ojs_errors")
 _MISNAMED = MISNAMED - {"retry"} | set(_OWN)
@@ -128,18 +130,19 @@ def _adopt_new_tasks(app: Celery) -> None:
 
 def _adopt(task: Task, app: Celery) -> None:
     """Put a registered task under the bridge if a policy names it; its own class stays its base."""
-    if getattr(task, "ojs_bridged", False) or task.name.startswith("celery."):
+    if getattr(task, "ojs_bridged", False) or _LEFT in vars(task) or task.name.startswith("celery."):
         return
     if policies_of(app).of(task.name) is None and getattr(task, RETRY_OPTION, None) is None:
         return
-    if why := unreadable(task):
+    why, outside = unreadable(task), outside_of(task)
+    if why is None:
+        try:
+            _take_over(task, outside)
+        except Exception as error:  # noqa: BLE001 - a metaclass is the user's code
+            why = _why(task, error)
+    if why is not None:
+        setattr(task, _LEFT, why)
         logger.warning("task %s stays native: %s", task.name, why)
-        return
-    outside = outside_of(task)
-    try:
-        _take_over(task, outside)
-    except Exception as error:  # noqa: BLE001 - a metaclass is the user's code
-        logger.warning("task %s stays native: %s", task.name, _why(task, error))
         return
     if compat.orig_run.name in vars(task):
         setattr(task, AUTORETRYING, task.run)

@@ -106,13 +106,14 @@ def publish(app: Celery, outgoing: Outgoing, now: datetime, due: datetime | None
     Raises whatever publishing raises.
     """
     wire = outgoing.wire
-    headers, delay = {**wire.headers, **(outgoing.changes or {})}, timedelta(0)
+    headers, delay = dict(wire.headers), timedelta(0)
     if due is not None:
         # A message that comes early is sent on again. Redis delivers a second time what is not acknowledged
         # within the visibility timeout, and RabbitMQ closes the channel of a consumer that waits for half an
         # hour.
         longest = min(timedelta(seconds=visibility_timeout(app)) / 3, _LONGEST_HOP)
         headers["eta"], delay = min(due, now + longest).isoformat(), due - now
+    headers.update(outgoing.changes or {})
     message = _published(app, replace(wire, headers=headers), retry=app.conf.task_publish_retry)
     delayed = _delayed(app, wire, delay) if delay >= timedelta(seconds=1) else None
     queue = app.amqp.queues.get(wire.queue)

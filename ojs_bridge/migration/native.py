@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ..rules.duration import spoken
+from ..rules.failures import name_of
 from ..rules.policy import LARGEST, PartialPolicy, RetryPolicy
 from .plan import (
     DRAMATIQ_MAX_BACKOFF,
@@ -110,16 +111,16 @@ def _excluded(policy: RetryPolicy) -> tuple[tuple[type[BaseException], ...], lis
 
     A name is the full or the bare name of a class, as a policy matches it.
     """
-    loaded = sorted({*_subclasses(BaseException)}, key=_full_name)
+    loaded = sorted({*_subclasses(BaseException)}, key=name_of)
     classes: dict[type[BaseException], None] = {}
     lost = []
     for pattern in policy.non_retryable_errors:
-        named = [cls for cls in loaded if pattern in (_full_name(cls), cls.__name__)]
+        named = [cls for cls in loaded if pattern in (name := name_of(cls), name.rpartition(".")[2])]
         classes.update(dict.fromkeys(named))
         if not named:
             why = "is a prefix" if pattern.endswith(".*") else "names no loaded exception class"
             lost.append(f"non_retryable_errors: {pattern!r} {why}: such errors are retried")
-        if wider := [cls.__name__ for cls in named if cls.__subclasses__()]:
+        if wider := [name_of(cls).rpartition(".")[2] for cls in named if type.__subclasses__(cls)]:
             lost.append(f"non_retryable_errors: subclasses of {', '.join(wider)} are not retried either")
     return tuple(classes), lost
 
@@ -128,14 +129,6 @@ def _subclasses(cls: type[BaseException]) -> Iterator[type[BaseException]]:
     for one in type.__subclasses__(cls):
         yield one
         yield from _subclasses(one)
-
-
-def _full_name(cls: type[BaseException]) -> str:
-    try:
-        module: object = cls.__module__
-        return f"{module}.{cls.__qualname__}" if isinstance(module, str) else cls.__qualname__
-    except Exception:  # noqa: BLE001 - any class that is loaded, and its metaclass may refuse
-        return ""
 
 
 def _spread(policy: RetryPolicy, mean: float, mean_at_cap: float) -> tuple[float, float]:

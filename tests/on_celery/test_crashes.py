@@ -33,8 +33,9 @@ CRASHES: dict[str, tuple[str, list[Step], int, str]] = {
 }
 
 
-#: How many seconds an attempt lasts at least, where it is not a tenth of one.
-LASTS = {"hard time limit": 4, "soft time limit": 4}
+#: How many seconds an attempt lasts at least, where it is not a tenth of one. The limit of 4 s counts
+#: from the moment at which a child has the job, and the attempt from the moment at which it begins.
+LASTS = {"hard time limit": 3, "soft time limit": 3}
 
 
 def durations(fleet: Fleet, job: Any, runs: int) -> list[float]:

@@ -93,7 +93,7 @@ def test_an_invalid_policy_is_refused_at_definition(app: Celery, retry: dict[str
         install(app, policies={"*": retry})
 
 
-@pytest.mark.parametrize("errors", [{"OSError": "a.b"}, {OSError: ""}, {OSError: ("a.b", "NEVER")}], ids=str)
+@pytest.mark.parametrize("errors", [{"Nothing": "a.b"}, {OSError: ""}, {OSError: ("a.b", "NEVER")}], ids=str)
 def test_an_invalid_error_map_is_refused_at_definition(app: Celery, errors: Any) -> None:
     with pytest.raises(ConfigurationError, match="errors"):
         ojs_task(app, errors=errors)

@@ -8,6 +8,7 @@ import celery
 import pytest
 
 from ojs_bridge.celery.holding import Hold, Unsettled, portable
+from ojs_bridge.celery.wire import Wire
 from ojs_bridge.rules.decision import DeadLettered
 from ojs_bridge.rules.failures import Failure
 from tests.contract.steps import dies, raises, sleeps
@@ -70,7 +71,8 @@ def test_an_outcome_that_no_process_can_be_sent_is_told_in_words() -> None:
     sent = portable(Unsettled(1, decision, Unpicklable("what")))
     assert sent is not None
     assert (sent.decision, str(sent.shown)) == (decision, "Unpicklable: what")
-    assert portable(Unsettled(1, decision, OSError("x"), options={"queue": lambda: 0})) is None
+    wire = Wire(b"", "application/json", "utf-8", {}, {"queue": lambda: 0})
+    assert portable(Unsettled(1, decision, OSError("x"), wire)) is None
 
 
 def test_a_request_of_another_class_gives_what_is_to_be_held_back() -> None:
