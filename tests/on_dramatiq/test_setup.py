@@ -138,7 +138,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"ojs_retry": "often"}, InvalidRetryPolicy, "often"),
     ({"ojs_retry": {}, "max_retries": "many"}, InvalidRetryPolicy, "actor noop: max_retries='many'"),
     ({"ojs_retry_on": "asked", "min_backoff": "1"}, InvalidRetryPolicy, "actor noop: min_backoff='1'"),
-    ({"ojs_errors": {"TimeoutError": "x"}}, ConfigurationError, "actor noop: errors: the key 'TimeoutError'"),
+    ({"ojs_errors": {"Timeout": "x"}}, ConfigurationError, "actor noop: errors: the key 'Timeout'"),
     ({"ojs_errors": {OSError: 7}}, ConfigurationError, "actor noop: errors"),
     ({"ojs_retry": {}, "throws": ["OSError"]}, InvalidRetryPolicy, "actor noop: throws"),
 ]
