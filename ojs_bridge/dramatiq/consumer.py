@@ -90,6 +90,8 @@ class SettlingConsumer(Consumer):
             elif lot is None:
                 if acks is None:
                     acknowledge(message)
+                    # Else the watch would take it for one that its thread has left.
+                    delivery_of(message).is_settled = True
                 else:
                     settle(message, acknowledge)
                 return
