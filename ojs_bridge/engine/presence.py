@@ -144,6 +144,7 @@ class Presence:
             self._enter(client)
         said = json.dumps([self._family, [*self._queues()], os.getpid(), _machine()])
         words = self._worker, said, SUSPECTED_AFTER, self._channel + self._worker
+        asked = time.monotonic()
         subscribed, silent = client.eval(_LOOK, len(self._keys), *self._keys, *words)
         is_in_doubt = subscribed < 1 or time.monotonic() - self._pinged >= PING_SECONDS
         if is_in_doubt and not self._is_still_subscribed():
@@ -165,18 +166,22 @@ class Presence:
         # Behind some proxies nobody is subscribed.
         gone = [each for each, count in zip(silent, theirs, strict=True) if mine and not count]
         gone += [each for each in silent if each not in gone and _has_died_here(each[1])]
-        errors = [error for each in gone if (error := self._error_of_judging(client, *each))]
+        errors = [error for each in gone if (error := self._error_of_judging(client, asked, *each))]
         if errors:
             raise errors[0]
 
     def _error_of_judging(
-        self, client: Any, worker: bytes, facts: bytes, at: bytes, seconds: bytes
+        self, client: Any, asked: float, worker: bytes, facts: bytes, at: bytes, seconds: bytes
     ) -> Exception | None:
-        """Judge a worker that is gone, and return an error: it may concern this worker alone."""
+        """Judge a worker that is gone, and return an error: it may concern this worker alone.
+
+        `asked` is the monotonic time of the question whose answer has the seconds of its silence.
+        """
         try:
             family, queues, *_ = json.loads(facts)
             # After a trouble of Redis, silence is no evidence before the worker has been heard again.
-            if float(seconds) < time.monotonic() - self._troubled_at:
+            # The time since the question does not count: a slow look would make an old silence a new one.
+            if float(seconds) < asked - self._troubled_at:
                 self._suspect(family)
             if float(seconds) >= DEAD_AFTER:
                 count = self._give_back(Dead(text_of(worker), queues, float(at)))

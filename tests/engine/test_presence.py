@@ -306,6 +306,8 @@ def test_after_a_trouble_of_redis_silence_alone_is_no_evidence(
 ) -> None:
     """A worker that stood still meanwhile may come back; its reservations tell when they have run out."""
     monkeypatch.setattr(presence, "GRACE", 0)
+    # A pause of the test for longer than this is a trouble, too, and would take the evidence away.
+    monkeypatch.setattr(presence, "DEAD_AFTER", 3)
     first, frozen, killed = worker("first"), worker("frozen"), worker("killed")
     frozen.end()
     first.presence.missed()

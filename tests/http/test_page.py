@@ -693,15 +693,18 @@ def test_parked_retries_count_down(page: Page, door: Door) -> None:
     Bridge(door.store).retries.cancel("run")
 
 
-def park_six(door: Door, queue: str) -> Bridge:
-    """Park six retries that nobody publishes, five of them in this queue; return a bridge that sees them."""
+def park_six(door: Door, queue: str, word: str) -> Bridge:
+    """Park six retries that nobody publishes, five of them in this queue; return a bridge that sees them.
+
+    Their ids begin with the word: a retry that was cancelled never comes back, so each test has its own.
+    """
     bridge = Bridge(door.store)
     now, error = bridge.engine.now(), {"attempt": 1, "type": "external.timeout", "timestamp": "t"}
     for n in range(6):
         state = {"v": 1, "attempt": 2, "errors": [{**error, "message": f"no answer {n}"}]}
         door.store.park(
             parked(
-                f"r-{n}",
+                f"{word}-{n}",
                 queue=queue if n else "other",
                 framework="nobody",
                 next_retry_at=now + timedelta(hours=1 + n),
@@ -712,7 +715,7 @@ def park_six(door: Door, queue: str) -> Bridge:
 
 
 def test_a_parked_retry_is_found_opened_and_run(page: Page, door: Door) -> None:
-    bridge = park_six(door, "wait")
+    bridge = park_six(door, "wait", "r")
     page.get_by_role("link", name="Parked retries").click()
     retries, form = page.locator("#retries li"), page.locator("#retries-filters")
     expect(retries).to_have_count(6)
@@ -739,18 +742,18 @@ def test_a_parked_retry_is_found_opened_and_run(page: Page, door: Door) -> None:
 
 
 def test_parked_retries_are_run_or_cancelled_by_the_many(page: Page, door: Door) -> None:
-    bridge = park_six(door, "wait")
+    bridge = park_six(door, "wait", "many")
     page.get_by_role("link", name="Parked retries").click()
     retries, form = page.locator("#retries li"), page.locator("#retries-filters")
     form.locator("[name=queue]").fill("wait")
     expect(retries).to_have_count(5)
     for n in (1, 2):
-        page.locator(f'#retries li[data-id="r-{n}"] input').check()
+        page.locator(f'#retries li[data-id="many-{n}"] input').check()
     page.get_by_role("button", name="Run the selected now").click()
     asked(page, "Run 2 retries now", "Let them wait")
     page.locator("#question-yes").click()
     expect(page.locator("#told")).to_contain_text("Made 2 retries due at")
-    assert all(bridge.retries.get(f"r-{n}").next_retry_at <= bridge.engine.now() for n in (1, 2))
+    assert all(bridge.retries.get(f"many-{n}").next_retry_at <= bridge.engine.now() for n in (1, 2))
     page.get_by_role("button", name="Cancel all that match").click()
     expect(page.locator("#question-text")).to_contain_text("queue: wait")
     expect(page.locator("#question-text")).to_contain_text("never runs again")
