@@ -84,8 +84,17 @@ def at_each_line(fleet: Fleet, prepare: Callable[[], Callable[[], object]]) -> I
     assert line > 50
 
 
+@pytest.fixture
+def park(fleet: Fleet) -> Callable[[str], object]:
+    """Park a job's retry under a new fence each time: what was cancelled under an earlier one has ended."""
+    fences = count(1)
+    return lambda job: fleet.park(job, fence=next(fences))
+
+
 @pytest.mark.parametrize("action", ["replay", "purge", "run", "cancel"])
-def test_an_operation_goes_on_where_ctrl_c_ended_it(action: Any, fleet: Fleet) -> None:
+def test_an_operation_goes_on_where_ctrl_c_ended_it(
+    action: Any, fleet: Fleet, park: Callable[[str], object]
+) -> None:
     operations = fleet.bridge.operations
 
     def prepare() -> Callable[[], object]:
@@ -93,7 +102,7 @@ def test_an_operation_goes_on_where_ctrl_c_ended_it(action: Any, fleet: Fleet) -
             if action in ("replay", "purge"):
                 bury(fleet.bridge, job)
             else:
-                fleet.park(job)
+                park(job)
         return partial(operations.run, operations.begin(action))
 
     for line in at_each_line(fleet, prepare):
@@ -118,11 +127,11 @@ ALONE: dict[str, Callable[[Bridge], object]] = {
 
 
 @pytest.mark.parametrize("action", ALONE)
-def test_one_letter_or_retry(action: str, fleet: Fleet) -> None:
+def test_one_letter_or_retry(action: str, fleet: Fleet, park: Callable[[str], object]) -> None:
     """What has begun comes to its end, and its record says so."""
 
     def prepare() -> Callable[[], object]:
-        bury(fleet.bridge, JOBS[0]) if action.startswith("dead") else fleet.park(JOBS[0])
+        bury(fleet.bridge, JOBS[0]) if action.startswith("dead") else park(JOBS[0])
         return partial(ALONE[action], fleet.bridge)
 
     for line in at_each_line(fleet, prepare):
