@@ -26,6 +26,7 @@ from ..engine.reservations import UNTOLD, TakenOver
 from ..engine.runs import Postpone, Refuse, Run
 from ..rules.decision import Complete, DeadLettered, Discarded
 from ..rules.failures import HandlerFailed, can_be_shown
+from ..rules.job import Job
 from ..rules.policy import LARGEST
 from .actors import ONCE
 from .compat import REDIS_ID, message_in, redelivered
@@ -246,6 +247,11 @@ class Ending:
     def acknowledged(self) -> None:
         """Let the store forget the reservation: the run's only message is gone from its broker."""
         self._engine.reservations.acknowledged(self._run.reservation)
+
+
+def tell_retry(job: Job, seconds: float) -> None:
+    """Log a retry, as the stock `Retries` does."""
+    harmless(job, stock_logger.info, "Retrying message %r in %d milliseconds.", job.id, seconds * 1000)
 
 
 def tell_end(

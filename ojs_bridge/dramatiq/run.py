@@ -17,7 +17,6 @@ from typing_extensions import assert_never
 
 from ..bridge import Bridge
 from ..engine.carrying import NotCarried, may_pass
-from ..engine.events import harmless
 from ..engine.layers import TaskPolicy
 from ..engine.reservations import TakenOver
 from ..engine.runs import Begun, Drop, Lost, Onward, Postpone, Refuse, Run, Settlement
@@ -43,8 +42,8 @@ from .delivery import (
     entering,
     publication,
     restore_arguments,
-    stock_logger,
     tell_end,
+    tell_retry,
 )
 from .holding import GiveUp, Holding, is_old
 from .publishing import READ, WISHING, NotSent, Outgoing, can_carry, carry_wishes, send_on
@@ -430,8 +429,7 @@ class ActorRun:
                     self._proxy.options.update(settlement.message.options)
                 self._delivery.exit = Exit.DROP
                 if isinstance(goes_on, RetryAt):
-                    job, line = settlement.job, "Retrying message %r in %d milliseconds."
-                    harmless(job, stock_logger.info, line, job.id, goes_on.delay * 1000)
+                    tell_retry(settlement.job, goes_on.delay)
             case never:
                 assert_never(never)
 
