@@ -12,6 +12,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from dramatiq import Message
@@ -250,8 +251,9 @@ class Ending:
 
 
 def tell_retry(job: Job, seconds: float) -> None:
-    """Log a retry, as the stock `Retries` does."""
-    harmless(job, stock_logger.info, "Retrying message %r in %d milliseconds.", job.id, seconds * 1000)
+    """Log a retry, as the stock `Retries` does; a log that raises changes no retry."""
+    with suppress(Exception):
+        stock_logger.info("Retrying message %r in %d milliseconds.", job.id, seconds * 1000)
 
 
 def tell_end(

@@ -16,10 +16,10 @@ from ojs_bridge import (
     ConfigurationError,
     DeadLetter,
     StorageRetry,
-    StoreError,
     open_store,
 )
 from ojs_bridge.dramatiq import install
+from ojs_bridge.errors import Unstorable
 from tests.on_dramatiq.conftest import url_of
 from tests.on_dramatiq.fleet import Fleet, broker_of
 from tests.servers import eventually
@@ -32,14 +32,14 @@ def fails(n: int) -> None:
 
 
 class Graveless:
-    """A store that takes everything but dead letters."""
+    """A store that can never write a dead letter, and takes everything else."""
 
     def __init__(self, url: str) -> None:
         self.store = open_store(url)
 
     def bury(self, *args: Any) -> None:
         """Fail."""
-        raise StoreError("no room")
+        raise Unstorable("no room")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.store, name)
