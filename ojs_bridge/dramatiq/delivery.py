@@ -12,7 +12,6 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from dramatiq import Message
@@ -27,7 +26,6 @@ from ..engine.reservations import UNTOLD, TakenOver
 from ..engine.runs import Postpone, Refuse, Run
 from ..rules.decision import Complete, DeadLettered, Discarded
 from ..rules.failures import HandlerFailed, can_be_shown
-from ..rules.job import Job
 from ..rules.policy import LARGEST
 from .actors import ONCE
 from .compat import REDIS_ID, message_in, redelivered
@@ -248,12 +246,6 @@ class Ending:
     def acknowledged(self) -> None:
         """Let the store forget the reservation: the run's only message is gone from its broker."""
         self._engine.reservations.acknowledged(self._run.reservation)
-
-
-def tell_retry(job: Job, seconds: float) -> None:
-    """Log a retry, as the stock `Retries` does; a log that raises changes no retry."""
-    with suppress(Exception):
-        stock_logger.info("Retrying message %r in %d milliseconds.", job.id, seconds * 1000)
 
 
 def tell_end(

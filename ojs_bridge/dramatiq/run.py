@@ -6,7 +6,7 @@ An exception keeps an actor from running, and a mark tells the consumer how a de
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from typing import Any
 
@@ -42,8 +42,8 @@ from .delivery import (
     entering,
     publication,
     restore_arguments,
+    stock_logger,
     tell_end,
-    tell_retry,
 )
 from .holding import GiveUp, Holding, is_old
 from .publishing import READ, WISHING, NotSent, Outgoing, can_carry, carry_wishes, send_on
@@ -157,8 +157,7 @@ class Runs:
 class ActorRun:
     """One delivery under the bridge, and its outlet; the engine decides, the run carries out."""
 
-    framework = FRAMEWORK
-    can_wait = True
+    framework, can_wait = FRAMEWORK, True
     parts = property(lambda self: parts_of(self._proxy))
     unreachable = (NotSent, StoreError)
 
@@ -429,7 +428,9 @@ class ActorRun:
                     self._proxy.options.update(settlement.message.options)
                 self._delivery.exit = Exit.DROP
                 if isinstance(goes_on, RetryAt):
-                    tell_retry(settlement.job, goes_on.delay)
+                    job_id, wait = settlement.job.id, goes_on.delay * 1000
+                    with suppress(Exception):
+                        stock_logger.info("Retrying message %r in %d milliseconds.", job_id, wait)
             case never:
                 assert_never(never)
 
