@@ -26,8 +26,8 @@ from ..engine.runs import Lost
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..messages import CREATED, HEADER, RETRY_OPTION
 from ..rules.backoff import Rng
-from ..rules.duration import format_duration
-from ..rules.failures import WORKER_DEATH, Mapped
+from ..rules.duration import format_interval
+from ..rules.failures import TIMEOUT, WORKER_DEATH, Mapped
 from ..rules.job import Job, count_of, decoded, format_time
 from ..rules.policy import LARGEST, AnyPartial, check_errors
 from . import compat, dead_queues
@@ -41,8 +41,8 @@ LATER = ("chain", "link", "link_error", "chord")
 
 #: The errors of the worker itself, and the types that the spec reserves for them.
 WORKER_ERRORS: dict[type[BaseException], Mapped] = {
-    SoftTimeLimitExceeded: "timeout",
-    TimeLimitExceeded: "timeout",
+    SoftTimeLimitExceeded: TIMEOUT,
+    TimeLimitExceeded: TIMEOUT,
     WorkerLostError: WORKER_DEATH,
 }
 
@@ -257,7 +257,7 @@ def _full_jitter(_n: int, seconds: float, rng: Rng) -> float:
 
 
 def _interval(seconds: float) -> str:
-    return format_duration(timedelta(seconds=min(max(seconds, _SHORTEST), LONGEST)))
+    return format_interval(timedelta(seconds=min(max(seconds, _SHORTEST), LONGEST)))
 
 
 def _read_retry_option(app: Celery) -> None:

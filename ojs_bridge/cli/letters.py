@@ -194,7 +194,7 @@ def whereabouts(job: Whereabouts) -> Iterator[RenderableType]:
         "parked": f"{time_of(parked.parked_at)} UTC",
         "due": f"{time_of(parked.next_retry_at)} UTC",
         "reason": parked.reason,
-        "attempts": attempts_in_words(parked.attempts, parked.max_attempts),
+        "next attempt": attempts_in_words(parked.attempt, parked.max_attempts),
     }
     yield facts_table(facts.items())
     yield from _history(parked.errors)

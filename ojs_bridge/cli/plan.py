@@ -350,10 +350,11 @@ def _unlike(layers: Sequence[AnyPartial], planned: AnyPartial) -> Iterator[str]:
             f"{name} is set in the file, and the plan leaves it to the task" for name in sorted(named)
         )
         return
-    said, wanted = RetryPolicy.merge(*layers).to_ojs(), RetryPolicy.merge(planned)
-    names = {*wanted.to_ojs(only=planned), *(_WAITS if wanted.runs > 1 else ())}
-    for name, value in wanted.to_ojs().items():
-        if name in names and said[name] != value:
+    wanted = RetryPolicy.merge(planned)
+    compared = {**fields_of(planned), **(dict.fromkeys(_WAITS, ...) if wanted.runs > 1 else {})}
+    said = RetryPolicy.merge(*layers).to_ojs(only=compared)
+    for name, value in wanted.to_ojs(only=compared).items():
+        if said[name] != value:
             yield f"{name} is {json.dumps(said[name])} in the file, and the plan says {json.dumps(value)}"
 
 

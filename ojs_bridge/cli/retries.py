@@ -165,15 +165,15 @@ def _show(retries: Iterable[Parked], *, as_json: bool) -> None:
 def _table(retries: Sequence[Parked]) -> Listing:
     ids = brief_ids([parked.id for parked in retries])
     return Listing(
-        table(("id", "due (UTC)", "type", "queue", "attempts", "reason", "error"), map(_row, retries)),
+        table(("id", "due (UTC)", "type", "queue", "attempt", "reason", "error"), map(_row, retries)),
         table(("id", "due (UTC)", "type", "error"), map(_brief_row, ids, retries)),
     )
 
 
 def _row(parked: Parked) -> tuple[object, ...]:
-    attempts = attempts_in_words(parked.attempts, parked.max_attempts, "/")
+    attempt = attempts_in_words(parked.attempt, parked.max_attempts, "/")
     due = time_of(parked.next_retry_at)
-    return (parked.id, due, parked.type, parked.queue, attempts, parked.reason, _error(parked))
+    return (parked.id, due, parked.type, parked.queue, attempt, parked.reason, _error(parked))
 
 
 def _brief_row(brief_id: str, parked: Parked) -> tuple[object, ...]:

@@ -25,7 +25,7 @@ from ..engine.layers import INTERVALS, WAITS, Layers, NativeJitter, RetryOn, Tas
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
 from ..messages import RETRY_OPTION
 from ..rules.backoff import Rng
-from ..rules.duration import format_duration
+from ..rules.duration import format_interval
 from ..rules.job import Job
 from ..rules.policy import LARGEST
 from .translate import WORKER_ERRORS, InvalidOptions, bare_job, job_of
@@ -344,4 +344,4 @@ class _Jitter:
 
 
 def _duration(milliseconds: float) -> str:
-    return format_duration(timedelta(milliseconds=milliseconds))
+    return format_interval(timedelta(milliseconds=milliseconds))

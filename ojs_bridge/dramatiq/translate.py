@@ -21,6 +21,7 @@ from ..engine.storage_retry import is_of_process
 from ..errors import InvalidRetryPolicy, InvalidState, Unpublishable
 from ..messages import HEADER, RETRY_OPTION
 from ..rules.failures import (
+    TIMEOUT,
     ErrorMap,
     Failure,
     Interrupted,
@@ -39,7 +40,7 @@ logger = logging.getLogger("ojs_bridge")
 FRAMEWORK = "dramatiq"
 
 #: The error types that the spec reserves for the runtime.
-WORKER_ERRORS: dict[type[BaseException], Mapped] = {TimeLimitExceeded: "timeout", Shutdown: "shutdown"}
+WORKER_ERRORS: dict[type[BaseException], Mapped] = {TimeLimitExceeded: TIMEOUT, Shutdown: "shutdown"}
 
 THROWN = "which the actor's throws option rules out"
 RETRY_WHEN_SAID_NO = "and the actor's retry_when said no"

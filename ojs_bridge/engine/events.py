@@ -107,7 +107,7 @@ def of(job: Job, decision: Decision, *, max_attempts: int, seconds: float, at: d
 
 
 def _error(failure: Failure) -> dict[str, str]:
-    return {"code": failure.type, "type": failure.type, "message": failure.message}
+    return {"code": failure.code, "type": failure.type, "message": failure.message}
 
 
 def _failed(

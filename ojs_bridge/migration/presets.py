@@ -11,13 +11,15 @@ from typing import Any
 from ..errors import ConfigurationError, NotExpressible
 from ..rules.backoff import Jitter, Rng, Seeded
 from ..rules.failures import Failure
-from ..rules.policy import LARGEST, RetryPolicy, raw_delay
+from ..rules.policy import LARGEST, RetryPolicy
 
 #: The cap for a system without one: a century. Every language can hold it.
 NO_CAP = timedelta(days=36_500)
 #: Dramatiq's longest delay, in seconds.
 _WEEK = timedelta(days=7).total_seconds()
 _OBAN_MAX_POWER = 100
+_DOUBLING = RetryPolicy()
+_FOURTH_POWER = RetryPolicy(backoff_strategy="polynomial", backoff_coefficient=4.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +42,12 @@ class Preset:
 
 def _fourth_power(n: int, _failure: Failure | None = None) -> float:
     """Return 15 + (n - 1)^4, the seconds of Sidekiq and Faktory, which count retries from 0."""
-    return 15 + raw_delay("polynomial", n - 1, 1.0, 4.0)
+    return 15 + _FOURTH_POWER.backoff(n - 1)
 
 
 def _oban_seconds(n: int, _failure: Failure | None = None) -> float:
     """Return 15 + 2^n, where n counts up to 100."""
-    return 15 + raw_delay("exponential", min(n, _OBAN_MAX_POWER), 2.0, 2.0)
+    return 15 + 2 * _DOUBLING.backoff(min(n, _OBAN_MAX_POWER))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class Doubling:
 
     def __call__(self, n: int, _failure: Failure | None = None) -> float:
         """Return the seconds before retry n."""
-        return min(raw_delay("exponential", n, self.first, 2.0), self.most)
+        return min(self.first * _DOUBLING.backoff(n), self.most)
 
 
 def _celery_jitter(_n: int, seconds: float, rng: Rng) -> float:

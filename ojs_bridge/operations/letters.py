@@ -121,7 +121,7 @@ class Whereabouts:
     @property
     def attempts(self) -> int:
         """The number of attempts that have begun."""
-        return self.entry.attempt if isinstance(self.entry, Letter) else self.entry.attempts
+        return self.entry.attempt - isinstance(self.entry, Parked)
 
     @property
     def errors(self) -> Sequence[Mapping[str, Any]]:

@@ -137,7 +137,10 @@ def _delay(policy: RetryPolicy, job: Job, failure: Failure, rng: Rng, *, capped:
     if isinstance(policy.jitter, Seeded):
         rng = policy.jitter.rng(job.id, job.attempt)
     try:
-        return policy.delay(job.attempt, rng=rng, failure=failure), ""
+        asked = policy.backoff(job.attempt, failure)
+        seconds, cap = policy.jittered(job.attempt, asked, rng=rng), policy.max_interval.total_seconds()
+        is_cut = asked > cap and not isinstance(policy.backoff_strategy, str)
+        return seconds, f": max_interval cuts the {asked:.3f} s of its strategy" if is_cut else ""
     except BaseException as error:  # noqa: BLE001 - a custom strategy is the user's code, and may not lose the job
         return (
             policy.max_interval.total_seconds(),

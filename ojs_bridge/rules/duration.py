@@ -16,6 +16,7 @@ PATTERN = r"^P(?!$)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+(\.\d+)?S)?)?$
 MAX_LENGTH = 100
 
 _GRAMMAR = re.compile(PATTERN, re.ASCII)
+_HOUR = timedelta(hours=1)
 _DAYS_PER_YEAR = 365
 _DAYS_PER_MONTH = 30
 
@@ -45,6 +46,14 @@ def format_duration(duration: timedelta) -> str:
     return str(isodate.duration_isoformat(duration))
 
 
+def format_interval(interval: timedelta) -> str:
+    """Write an interval as ISO 8601 without days, of which the spec advises against (section 4.2)."""
+    hours, rest = divmod(interval, _HOUR)
+    if hours <= 0:
+        return format_duration(interval)
+    return f"PT{hours}H" + (format_duration(rest).removeprefix("PT") if rest else "")
+
+
 def read_duration(value: object) -> timedelta:
     """Return the duration that Python code gives as an ISO 8601 string or a timedelta.
 
@@ -53,7 +62,7 @@ def read_duration(value: object) -> timedelta:
     if isinstance(value, str):
         return parse_duration(value)
     if not isinstance(value, timedelta):
-        raise TypeError("must be an ISO 8601 duration string or a timedelta")
+        raise TypeError("must be an ISO 8601 duration string such as 'PT30S', or a timedelta")
     if value < timedelta(0):
         raise ValueError("must not be negative")
     return value

@@ -53,6 +53,14 @@ class Response(Exception):
         return f"{self.type}: {self.message}" if self.message else self.type
 
 
+def _duration(place: str, value: object) -> timedelta:
+    """Return the duration that stands at a place; raises TypeError and ValueError, which name both."""
+    try:
+        return read_duration(value)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{place}: {safe_repr(value)[:100]} {error}") from None
+
+
 class Retry(Response):
     """Retry under the job's policy (spec section 7.1, RETRY).
 
@@ -72,7 +80,7 @@ class Retry(Response):
         details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(type, message, details=details)
-        self.after = None if after is None else read_duration(after)
+        self.after = None if after is None else _duration("after", after)
 
 
 class Discard(Response):
@@ -98,7 +106,8 @@ class OJSError(Exception):
 
     A subclass sets what it says as attributes; an instance may set them, too. Without a `type` the type is
     that of any other exception: the error map's, else `module.QualName`. `retry_after`, an ISO 8601 duration
-    or a timedelta, is the hint of a RETRY. Raises ValueError for a subclass with another code or hint.
+    or a timedelta, is the hint of a RETRY. Raises ValueError or TypeError for a subclass
+    with another code or hint.
     """
 
     type: str = ""
@@ -112,8 +121,8 @@ class OJSError(Exception):
         if isinstance(code, str) and code not in get_args(ResponseCode):
             codes = ", ".join(get_args(ResponseCode))
             raise ValueError(f"{cls.__qualname__}.code: {code!r} must be one of {codes}")
-        if isinstance(hint, (str, timedelta)):
-            read_duration(hint)
+        if hint is not None and not hasattr(hint, "__get__"):
+            _duration(f"{cls.__qualname__}.retry_after", hint)
 
 
 class Snooze(Exception):
@@ -124,7 +133,7 @@ class Snooze(Exception):
 
     def __init__(self, after: str | timedelta) -> None:
         super().__init__(after)
-        self.after = read_duration(after)
+        self.after = _duration("after", after)
 
     def __str__(self) -> str:
         return f"snoozed for {self.after}"
@@ -183,6 +192,8 @@ class Interrupted:
 #: The outcome of a handler's run; None is success.
 Outcome: TypeAlias = Failure | Snoozed | Interrupted | None
 
+#: The error type of an attempt whose time limit has passed.
+TIMEOUT = "timeout"
 #: The error type of an attempt whose reservation expired (spec section 9.2).
 VISIBILITY_TIMEOUT = "visibility_timeout"
 #: The error type of an attempt whose process is known to have died.
@@ -304,7 +315,6 @@ def outcome_of(exc: BaseException, errors: ErrorMap, final: str | None = None) -
     answer = _answer(exc) if issubclass(cls, ANSWERS) else None
     if isinstance(answer, Snoozed) or (answer is not None and answer.type):
         return answer
-    message, backtrace = cut(text_of(exc), MAX_MESSAGE), backtrace_of(traceback_of(exc))
     name, mapped = _QUALNAME(cls), None
     with suppress(Exception):  # its module may be deleted, and a metaclass may have no hash
         name = f"{text_of(_MODULE(cls))}.{name}"
@@ -314,7 +324,17 @@ def outcome_of(exc: BaseException, errors: ErrorMap, final: str | None = None) -
     details, after = ({}, None) if answer is None else (answer.details, answer.retry_after)
     if answer is not None and answer.code != "RETRY":
         code = answer.code
+    message, backtrace = _message_of(exc, type_), backtrace_of(traceback_of(exc))
     return Failure(cut(type_, MAX_TYPE), message, code, details, after, backtrace, alias, final)
+
+
+def _message_of(exc: BaseException, error_type: str) -> str:
+    """Return what an exception says; its class stands for one that says nothing."""
+    text, name = text_of(exc), _NAME(type(exc))
+    # Billiard's time limits say nothing but their class and their arguments.
+    if text.strip() and text != f"{name}{safe_repr(_read(exc, 'args'))}":
+        return cut(text, MAX_MESSAGE)
+    return f"{name}: the time limit has passed" if error_type == TIMEOUT else name
 
 
 def _answer(exc: Any) -> Failure | Snoozed | None:
@@ -327,9 +347,10 @@ def _answer(exc: Any) -> Failure | Snoozed | None:
     if issubclass(type(exc), Snooze):
         return None if after is None else Snoozed(after)
     said, code = _read(exc, "type"), _read(exc, "code")
+    error_type = cut(text_of(said), MAX_TYPE) if issubclass(type(said), str) else ""
     return Failure(
-        type=cut(text_of(said), MAX_TYPE) if issubclass(type(said), str) else "",
-        message=cut(text_of(exc if is_own else _read(exc, "message")), MAX_MESSAGE),
+        type=error_type,
+        message=cut(text_of(exc if is_own else _read(exc, "message")), MAX_MESSAGE) or error_type,
         code=code if type(code) is str and code in get_args(ResponseCode) else "RETRY",  # type: ignore[arg-type]
         details=plain_details(_read(exc, "details")),
         retry_after=after if issubclass(type(exc), (Retry, OJSError)) else None,

@@ -27,7 +27,7 @@ from typing_extensions import Self, Unpack
 
 from ..errors import InvalidRetryPolicy, NotExpressible
 from .backoff import SPEC_JITTER, CustomJitter, CustomStrategy, Intervals, Rng, Strategy
-from .duration import PATTERN, format_duration, read_duration
+from .duration import PATTERN, format_interval, read_duration
 from .failures import MAX_TYPE, Failure
 
 
@@ -91,7 +91,7 @@ Duration = TypeVar("Duration", bound=timedelta)
 Interval: TypeAlias = Annotated[
     Duration,
     BeforeValidator(_read_interval),
-    PlainSerializer(format_duration, return_type=str),
+    PlainSerializer(format_interval, return_type=str),
     WithJsonSchema({"type": "string", "pattern": PATTERN}),
 ]
 Positive: TypeAlias = Annotated[timedelta, Field(gt=timedelta(0))]
@@ -203,14 +203,35 @@ class RetryPolicy(BaseModel):
         `rng` draws the jitter; Python's own generator by default. Never raises for a large n. Raises the
         error of a custom strategy or jitter, and ValueError where it returns a number out of range.
         """
+        return self.jittered(n, self.backoff(n, failure), rng=rng)
+
+    def backoff(self, n: int, failure: Failure | None = None) -> float:
+        """Return the seconds before retry n, uncapped and without jitter (spec Appendix A).
+
+        Infinity where the result is larger than a float: the cap brings it back. Raises as `delay` does.
+        """
+        strategy, initial = self.backoff_strategy, self.initial_interval.total_seconds()
+        n = min(n, _LARGEST_FLOAT)
+        try:
+            match strategy:
+                case "none":
+                    return initial
+                case "linear":
+                    return initial * n
+                case "exponential":
+                    return initial * math.pow(self.backoff_coefficient, n - 1)
+                case "polynomial":
+                    return initial * math.pow(n, self.backoff_coefficient)
+        except OverflowError:
+            return math.inf
+        seconds = float(strategy(n, failure))
+        if not seconds >= 0:
+            raise ValueError(f"the custom backoff strategy returned {seconds} for retry {n}")
+        return seconds
+
+    def jittered(self, n: int, seconds: float, *, rng: Rng = random) -> float:
+        """Return the delay before retry n, capped before and after jitter; raises as `delay` does."""
         cap = self.max_interval.total_seconds()
-        strategy = self.backoff_strategy
-        if isinstance(strategy, str):
-            seconds = raw_delay(strategy, n, self.initial_interval.total_seconds(), self.backoff_coefficient)
-        else:
-            seconds = float(strategy(n, failure))
-            if not seconds >= 0:
-                raise ValueError(f"the custom backoff strategy returned {seconds} for retry {n}")
         effective = min(seconds, cap)
         jitter = self.jitter
         if jitter is False:
@@ -235,9 +256,12 @@ class RetryPolicy(BaseModel):
     def to_ojs(self, *, only: AnyPartial | None = None) -> dict[str, Any]:
         """Return the policy as the JSON object of the spec (section 2), or just the fields that `only` sets.
 
+        A whole policy names no strategy if it is exponential: the schema of section 14 has no such field.
         Raises NotExpressible for a custom strategy or jitter, which only Python code can hold.
         """
         names = set(type(self).model_fields if only is None else fields_of(only))
+        if only is None and self.backoff_strategy == "exponential":
+            names.remove("backoff_strategy")
         _check_expressible(self, names)
         return self.model_dump(mode="json", include=names)
 
@@ -245,26 +269,6 @@ class RetryPolicy(BaseModel):
     def json_schema(cls) -> dict[str, Any]:
         """Return the JSON Schema of the spec's section 14, plus `backoff_strategy`."""
         return cls.model_json_schema(schema_generator=_SpecSchema)
-
-
-def raw_delay(strategy: Strategy, n: int, initial: float, coefficient: float) -> float:
-    """Return the seconds before retry n, uncapped and without jitter (spec Appendix A).
-
-    Infinity where the result is larger than a float: the cap brings it back.
-    """
-    n = min(n, _LARGEST_FLOAT)
-    try:
-        match strategy:
-            case "none":
-                return initial
-            case "linear":
-                return initial * n
-            case "exponential":
-                return initial * math.pow(coefficient, n - 1)
-            case "polynomial":
-                return initial * math.pow(n, coefficient)
-    except OverflowError:
-        return math.inf
 
 
 def _jittered(jitter: CustomJitter, n: int, seconds: float, rng: Rng) -> float:
@@ -392,7 +396,7 @@ def _rule(name: str, problem: Any) -> str:
 
 def _show(value: object) -> str:
     if isinstance(value, timedelta):
-        return format_duration(value)
+        return format_interval(value)
     try:
         text = json.dumps(value) if isinstance(value, (str, bool, int, float)) else repr(value)
     except Exception:  # noqa: BLE001 - a hostile repr must not hide the real problem

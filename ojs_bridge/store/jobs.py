@@ -162,11 +162,6 @@ class Parked:
     message: Mapping[str, Any]
 
     @property
-    def attempts(self) -> int:
-        """The number of attempts that have begun (spec section 10)."""
-        return self.attempt - 1
-
-    @property
     def error_type(self) -> str:
         """The error type of the most recent failure."""
         return str(self.errors[-1].get("type") or "Unknown") if self.errors else "Unknown"
@@ -182,14 +177,17 @@ class Parked:
         return read_message(self.message)
 
     def to_ojs(self) -> dict[str, Any]:
-        """Return the retry in the shape of a dead letter's detail; its state is `retryable`."""
+        """Return the retry in the shape of a dead letter's detail; its state is `retryable`.
+
+        Its `attempt` is the next one, as in its header.
+        """
         return {
             "id": self.id,
             "type": self.type,
             "queue": self.queue,
             **self.reading.to_ojs(),
             "state": "retryable",
-            "attempt": self.attempts,
+            "attempt": self.attempt,
             "max_attempts": self.max_attempts,
             "errors": shown_errors(self.errors),
             "next_retry_at": format_time(self.next_retry_at),

@@ -51,7 +51,7 @@ def told(raised: BaseException | None, job: Job = JOB, policy: RetryPolicy = POL
 TIMED_OUT = Response("external.timeout", "slow", details={"card": SECRET})
 KNOWN = {"job_type": "billing.charge", "queue": "default"}
 RAN = {**KNOWN, "attempt": 2, "duration_ms": 250.0}
-ERROR = {"code": "external.timeout", "type": "external.timeout", "message": "slow"}
+ERROR = {"code": "RETRY", "type": "external.timeout", "message": "slow"}
 FAILED = ("job.failed", {**RAN, "error": {**ERROR, "retryable": True}})
 RETRY_REASON = "attempt 2 of 3 failed with external.timeout; retry 2 in 2.000 s"
 EVENTS: dict[str, tuple[Any, Job, RetryPolicy, list[tuple[str, dict[str, Any]]]]] = {
@@ -122,7 +122,7 @@ EVENTS: dict[str, tuple[Any, Job, RetryPolicy, list[tuple[str, dict[str, Any]]]]
                 {
                     **RAN,
                     "error": {
-                        "code": "validation.amount",
+                        "code": "FAIL",
                         "type": "validation.amount",
                         "message": "negative",
                         "retryable": False,
@@ -135,7 +135,7 @@ EVENTS: dict[str, tuple[Any, Job, RetryPolicy, list[tuple[str, dict[str, Any]]]]
                     **KNOWN,
                     "total_attempts": 2,
                     "last_error": {
-                        "code": "validation.amount",
+                        "code": "FAIL",
                         "type": "validation.amount",
                         "message": "negative",
                     },
@@ -158,9 +158,9 @@ EVENTS: dict[str, tuple[Any, Job, RetryPolicy, list[tuple[str, dict[str, Any]]]]
                 {
                     **RAN,
                     "error": {
-                        "code": "auth.expired",
+                        "code": "RETRY",
                         "type": "auth.expired",
-                        "message": "",
+                        "message": "auth.expired",
                         "retryable": False,
                     },
                 },
@@ -170,7 +170,7 @@ EVENTS: dict[str, tuple[Any, Job, RetryPolicy, list[tuple[str, dict[str, Any]]]]
                 {
                     **KNOWN,
                     "total_attempts": 2,
-                    "last_error": {"code": "auth.expired", "type": "auth.expired", "message": ""},
+                    "last_error": {"code": "RETRY", "type": "auth.expired", "message": "auth.expired"},
                     "dead_lettered": True,
                     "cause": "non_retryable",
                     "reason": "attempt 2 of 3 failed with auth.expired, which matches auth.*",

@@ -358,6 +358,15 @@ def test_a_custom_strategy_that_fails_waits_as_long_as_it_may(strategy: Any, err
     assert f"max_interval, because the custom backoff failed: {error}" in decision.reason
 
 
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_custom_strategy_that_is_cut_is_told_so(cut: bool) -> None:
+    """Without its own max_interval a policy has five minutes."""
+    policy = {"backoff_strategy": lambda _n, _failure: 720 if cut else 300}
+    decision = decided(Failure("a.b"), 1, policy)
+    assert isinstance(decision, RetryAt)
+    assert decision.reason.endswith(": max_interval cuts the 720.000 s of its strategy") is cut
+
+
 def test_an_error_of_a_strategy_is_shown_in_part() -> None:
     """A reason stays a sentence."""
     decision = decided(Failure("a.b"), 1, {"backoff_strategy": lambda _n, _failure: float("x" * 10_000)})

@@ -42,6 +42,7 @@ from ojs_bridge.rules.job import Job, decode, entries_of
 from tests.contract import hostile
 
 NOTHING = ErrorMap()
+FORMS = "must be an ISO 8601 duration string such as 'PT30S', or a timedelta"
 CODES = {"RETRY", "DISCARD", "DEAD_LETTER", "FAIL"}
 
 
@@ -86,10 +87,23 @@ def test_a_hint(after: str | timedelta) -> None:
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
-        (lambda: Retry("a.b", after=30), TypeError, "must be an ISO 8601 duration string or a timedelta"),
-        (lambda: Retry("a.b", after=timedelta(-1)), ValueError, "must not be negative"),
-        (lambda: Snooze(None), TypeError, "must be an ISO 8601 duration string or a timedelta"),
-        (lambda: Snooze("10s"), ValueError, "is not an ISO 8601 duration such as PT1S, PT0.5S or PT5M"),
+        (lambda: Retry("a.b", after=30), TypeError, f"after: 30 {FORMS}"),
+        (
+            lambda: Retry("a.b", after=timedelta(-1)),
+            ValueError,
+            "after: datetime.timedelta(days=-1) must not be negative",
+        ),
+        (lambda: Snooze(None), TypeError, f"after: None {FORMS}"),
+        (
+            lambda: Snooze("10s"),
+            ValueError,
+            "after: '10s' is not an ISO 8601 duration such as PT1S, PT0.5S or PT5M",
+        ),
+        (
+            lambda: type("Late", (OJSError,), {"retry_after": 30}),
+            TypeError,
+            f"Late.retry_after: 30 {FORMS}",
+        ),
         (lambda: Fail(""), ValueError, "the error type must not be empty"),
         (
             lambda: Discard(KeyError),
@@ -392,8 +406,8 @@ class SilentModule(Exception):
     ("exc", "error_type", "code", "message"),
     [
         (NoText(), f"{__name__}.NoText", "RETRY", "<NoText whose str() raises>"),
-        (ForgotSuperWithType(), "payment.card_stolen", "DEAD_LETTER", ""),
-        (ForgotSuperOfRetry(), "external.timeout", "RETRY", ""),
+        (ForgotSuperWithType(), "payment.card_stolen", "DEAD_LETTER", "payment.card_stolen"),
+        (ForgotSuperOfRetry(), "external.timeout", "RETRY", "external.timeout"),
         (ForgotSuper(), f"{__name__}.ForgotSuper", "DEAD_LETTER", "<ForgotSuper whose str() raises>"),
         (ForgotInSnooze(), f"{__name__}.ForgotInSnooze", "RETRY", "<ForgotInSnooze whose str() raises>"),
         (TypeIsNoText(), f"{__name__}.TypeIsNoText", "DISCARD", "<TypeIsNoText whose str() raises>"),
@@ -401,7 +415,7 @@ class SilentModule(Exception):
         (Backwards(), f"{__name__}.Backwards", "RETRY", "snoozed for -1 day, 23:59:55"),
         (NoModule("no"), "None.NoModule", "RETRY", "no"),
         (SilentModule("no"), "<Silent whose str() raises>.SilentModule", "RETRY", "no"),
-        (BrokenProperty(), "a.b", "RETRY", ""),
+        (BrokenProperty(), "a.b", "RETRY", "a.b"),
         (Exception(Silent()), "builtins.Exception", "RETRY", "<Exception whose str() raises>"),
     ],
 )  # fmt: skip
@@ -573,6 +587,28 @@ def test_an_own_error_that_says_what_is_not_known_is_refused_where_it_is_written
 ) -> None:
     with pytest.raises(ValueError, match=message):
         type("Odd", (OJSError,), said)
+
+
+class TimeLimitExceeded(Exception):
+    """Is written as billiard's own."""
+
+    def __str__(self) -> str:
+        return f"TimeLimitExceeded{self.args}"
+
+
+@pytest.mark.parametrize(
+    ("exc", "message"),
+    [
+        (OSError(), "OSError"),
+        (OSError(" "), "OSError"),
+        (Discard("auth.expired"), "auth.expired"),
+        (Declined(), "Declined"),
+        (TimeLimitExceeded(), "TimeLimitExceeded: the time limit has passed"),
+        (TimeLimitExceeded(2), "TimeLimitExceeded: the time limit has passed"),
+    ],
+)
+def test_an_error_that_says_nothing_is_told_by_its_name(exc: BaseException, message: str) -> None:
+    assert failure_of(exc, ErrorMap({TimeLimitExceeded: "timeout"})).message == message
 
 
 @pytest.mark.parametrize("name", hostile.ERRORS)

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 from ...config.policies import EntryFields
 from ...errors import ConfigurationError, NotExpressible
-from ...rules.duration import format_duration, spoken
+from ...rules.duration import format_interval, spoken
 from ...rules.patterns import matches
 from ...rules.policy import LARGEST, AnyPartial, RetryPolicy, partial_to_ojs
 
@@ -401,7 +401,7 @@ def policy_wait(policy: RetryPolicy, n: int) -> WaitRange:
 
 def steady(seconds: float) -> dict[str, Any]:
     """Return the backoff of a policy whose waits are all the same, a year at most."""
-    interval = format_duration(timedelta(seconds=min(max(seconds, _SHORTEST), _LONGEST)))
+    interval = format_interval(timedelta(seconds=min(max(seconds, _SHORTEST), _LONGEST)))
     return {
         "backoff_strategy": "none",
         "initial_interval": interval,

@@ -104,8 +104,8 @@ def _policy_of(reading: Reading) -> dict[str, Any] | None:
     beneath = in_ojs(options_as_policy(task))
     backoff = beneath if autoretries(task) else steady(waits[0].most)
     limit = {} if runs == ENDLESS else {"max_attempts": runs}
-    default, given = RetryPolicy().to_ojs(), partial_to_ojs(beneath)
     fields = partial_to_ojs({**{k: x for k, x in backoff.items() if k != "max_attempts"}, **limit})
+    default, given = RetryPolicy().to_ojs(only=fields), partial_to_ojs(beneath)
     # A field with the spec's default is left out: `install` reads it from the task.
     return {k: x for k, x in fields.items() if k in limit or not x == default[k] == given.get(k, x)}
 
