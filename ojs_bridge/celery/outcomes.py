@@ -286,7 +286,7 @@ def retried(
         # Celery raises a Retry while it handles the task's error, and shows the error's traceback.
         signal.__context__ = shown
         mark = compat.mark_as_retry_of(task.backend)
-        if not isinstance(mark, _InTime):
+        if not isinstance(mark, _InTime) and not isinstance(task.backend, DisabledBackend):
             setattr(task.backend, compat.mark_as_retry.name, _InTime(mark))
         began = datetime.now(timezone.utc) - timedelta(seconds=time.monotonic() - run.since)
         setattr(request, _RETRIED, (task, began))

@@ -21,6 +21,7 @@ from celery import Celery, signals
 from celery.contrib.testing.worker import start_worker
 from celery.result import AsyncResult
 from kombu import Queue
+from kombu.asynchronous import set_event_loop
 
 from ojs_bridge import Bridge
 from ojs_bridge.celery.attach import attach
@@ -78,14 +79,23 @@ def celery(arguments: list[str], env: Mapping[str, str], log: Path) -> Forked | 
 
 
 @contextmanager
-def worker_here(app: Celery) -> Iterator[None]:
+def worker_here(app: Celery, **given: Any) -> Iterator[None]:
     """Have a worker in this process, which leaves the log as it is."""
 
     def leave(**_: Any) -> None:
         """Stand for a set-up of one's own: Celery then makes none."""
 
+    # Before Celery 5.5 a second worker keeps the event loop of the first one, and runs no job with an ETA.
+    set_event_loop(None)
+    options = {
+        "pool": "threads",
+        "concurrency": 4,
+        "perform_ping_check": False,
+        "shutdown_timeout": 60,
+        **given,
+    }
     signals.setup_logging.connect(leave)
-    with start_worker(app, perform_ping_check=False, pool="threads", concurrency=4, shutdown_timeout=60):
+    with start_worker(app, **options):
         yield
     signals.setup_logging.disconnect(leave)
 

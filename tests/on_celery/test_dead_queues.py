@@ -14,7 +14,6 @@ import pytest
 import redis
 from amqp.exceptions import AccessRefused
 from celery import Celery, signals
-from celery.contrib.testing.worker import start_worker
 from kombu import Exchange, Queue
 
 from ojs_bridge import Bridge, Discard
@@ -26,7 +25,7 @@ from ojs_bridge.errors import Unreachable, Unroutable
 from ojs_bridge.rules.decision import RetryAt
 from ojs_bridge.rules.job import Job
 from tests.contract.steps import dies, raises
-from tests.on_celery.fleet import Fleet
+from tests.on_celery.fleet import Fleet, worker_here
 from tests.on_celery.project import Unpicklable
 from tests.servers import RabbitMQ, eventually
 
@@ -368,7 +367,12 @@ def unwanted() -> None:
     ids=["native", "no store", "a store"],
 )
 def test_a_teams_own_dead_letter_exchange(
-    rabbitmq: Any, unique: str, bridge: dict[str, Any] | None, says: str, rejected: set[str]
+    rabbitmq: Any,
+    unique: str,
+    bridge: dict[str, Any] | None,
+    says: str,
+    rejected: set[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A failed message reaches it as natively, unless its letter is kept or its handler wants none."""
     app = Celery(unique, broker=rabbitmq.url, set_as_current=False)
@@ -399,9 +403,7 @@ def test_a_teams_own_dead_letter_exchange(
         failed = {name: f"{unique}-{name}-failed" for name in tasks}
         for queue in failed.values():
             channel.queue_declare(queue, durable=True, auto_delete=False)
-        with start_worker(
-            app, perform_ping_check=False, pool="solo", loglevel="warning", shutdown_timeout=60
-        ):
+        with worker_here(app, pool="solo"):
             for name in tasks:
                 app.tasks[name].apply_async(queue=f"{unique}-{name}")
             eventually(lambda: len(ended) == len(tasks), what="the ends of the jobs")
@@ -409,6 +411,8 @@ def test_a_teams_own_dead_letter_exchange(
     assert counts == {name: int(name in rejected) for name in tasks}
     kept = own and (own.dead_letters if bridge else own.broker_letters).list().letters
     assert [letter.type for letter in kept or ()] == (["buries"] if own else [])
+    # A retry has no state where no results are stored.
+    assert "its state cannot be stored" not in caplog.text
     app.close()
 
 
