@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import dramatiq
 from celery import Celery
-from celery.contrib.testing.worker import start_worker
 from dramatiq.brokers.stub import StubBroker
 from starlette.testclient import TestClient
 
@@ -32,6 +31,7 @@ from ojs_bridge.celery import install, ojs_task
 from ojs_bridge.dramatiq import OJSRetries
 from ojs_bridge.http.app import guarded
 from ojs_bridge.http.guarding import LOOPBACK, Access
+from tests.on_celery.fleet import worker_here
 from tests.servers.process import eventually
 
 PACKAGE = f"{Path(ojs_bridge.__file__).parent}/"
@@ -180,7 +180,7 @@ def celery_runs(trace: Trace, bridge: Bridge, *, fails: bool = True) -> None:
         task.delay()
 
     def work() -> None:
-        with start_worker(app, pool="solo", perform_ping_check=False):
+        with worker_here(app, pool="solo"):
             threading.Event().wait()
 
     # It ends with the process: to stop it would take seconds.

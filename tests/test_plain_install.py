@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import dramatiq
 import pytest
 from celery import Celery, Task
-from celery.contrib.testing.worker import start_worker
 from celery.exceptions import Retry
 from dramatiq.broker import MessageProxy
 from dramatiq.brokers.stub import StubBroker
@@ -33,6 +32,7 @@ from ojs_bridge.engine.layers import TaskPolicy, with_ojs_jitter
 from ojs_bridge.migration.plan.dramatiq import of_dramatiq
 from tests.contract.steps import Step, an, raises, retries
 from tests.on_celery.by_hand import ByHand
+from tests.on_celery.fleet import worker_here
 from tests.servers import eventually
 
 T = TypeVar("T")
@@ -164,7 +164,7 @@ def test_a_worker_starts_beside_an_option_that_cannot_be_read(
         ran.append("beside")
 
     odd.max_retries = "3"
-    with start_worker(app, perform_ping_check=False, pool="solo", loglevel="warning"):
+    with worker_here(app, pool="solo"):
         odd.delay()
         beside.delay()
         eventually(lambda: len(ran) == 2)

@@ -10,7 +10,7 @@ MAX_PATTERN = 1_000
 
 def matches(text: str, pattern: str) -> bool:
     """Return whether a text such as `billing.charge` matches a pattern such as `billing.*`."""
-    return fnmatch.fnmatchcase(text, to_glob(pattern))
+    return fnmatch.fnmatchcase(text, to_glob(pattern)) if "*" in pattern else text == pattern
 
 
 def to_glob(pattern: str) -> str:

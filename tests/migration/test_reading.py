@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from celery import signals
-from celery.contrib.testing.worker import start_worker
 from celery.exceptions import Retry
 from dramatiq import Worker
 
@@ -26,6 +25,7 @@ from ojs_bridge.migration.plan import NOT_KNOWN, NativeRetries, Planned, WaitRan
 from ojs_bridge.migration.plan.celery import of_celery
 from ojs_bridge.migration.plan.dramatiq import of_dramatiq
 from tests.migration.planning import app_with, native, only
+from tests.on_celery.fleet import worker_here
 from tests.servers import eventually
 
 CELERY = """
@@ -1102,7 +1102,7 @@ def test_a_base_that_hands_on(module: Any, name: str, moved: bool) -> None:
     told: list[str] = []
     signals.task_prerun.connect(lambda **_: told.append("run"), weak=False)
     signals.task_failure.connect(lambda **_: told.append("end"), weak=False)
-    with start_worker(fleet.app, pool="solo", perform_ping_check=False, loglevel="CRITICAL"):
+    with worker_here(fleet.app, pool="solo"):
         fleet.job.apply_async()
         eventually(lambda: "end" in told)
     assert told.count("run") == found.native.runs == READ[name][1]

@@ -58,7 +58,7 @@ class Strike:
             self.lines += 1
             if self.lines == self._nth:
                 sys.settrace(None)
-                self.at = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
+                self.at = f"{frame.f_code.co_name}:{frame.f_lineno}"
                 raise self._error(self.at)
         return self._trace
 
