@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from ..errors import ConfigurationError, StoreError, Unstorable
 from ..rules.backoff import Rng
 from ..rules.duration import read_duration
-from ..rules.failures import brackets_nest_deeper, nests_deeper
+from ..rules.failures import nests_deeper
 from ..rules.job import MAX_DEPTH
 
 logger = logging.getLogger("ojs_bridge")
@@ -47,7 +47,7 @@ def is_of_process(error: BaseException, *parts: object) -> bool:
     """
     if isinstance(error, RecursionError):
         texts = [part for part in parts if isinstance(part, bytes)]
-        deep = nests_deeper(parts, MAX_DEPTH) or any(brackets_nest_deeper(text, MAX_DEPTH) for text in texts)
+        deep = nests_deeper(parts, MAX_DEPTH) or any(_brackets_nest_deeper(text, MAX_DEPTH) for text in texts)
         return not deep
     if isinstance(error, RuntimeError) and str(error).startswith(_LACKS):
         return True
@@ -205,3 +205,13 @@ class Outage:
         if first:
             logger.error("%s (%s: %s)", self._begins, type(error).__name__, error)
         return now - since
+
+
+def _brackets_nest_deeper(text: bytes, levels: int) -> bool:
+    """Return whether the brackets of a text nest deeper than some levels, those in its strings among them."""
+    depth = 0
+    for byte in text:
+        depth += (byte in b"[{") - (byte in b"]}")
+        if depth > levels:
+            return True
+    return False

@@ -54,11 +54,17 @@ def format_interval(interval: timedelta) -> str:
     return f"PT{hours}H" + (format_duration(rest).removeprefix("PT") if rest else "")
 
 
-def read_duration(value: object) -> timedelta:
+def read_duration(value: object, place: str = "") -> timedelta:
     """Return the duration that Python code gives as an ISO 8601 string or a timedelta.
 
-    Raises TypeError for another type and ValueError for a bad string or a negative timedelta.
+    Raises TypeError for another type and ValueError for a bad string or a negative timedelta; the error names
+    the place and the value, if a place is given.
     """
+    if place:
+        try:
+            return read_duration(value)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{place}: {value!r:.100} {error}") from None
     if isinstance(value, str):
         return parse_duration(value)
     if not isinstance(value, timedelta):
@@ -71,9 +77,9 @@ def read_duration(value: object) -> timedelta:
 def duration_at(place: str, value: object, *, may_be_zero: bool = False) -> timedelta:
     """Return the duration that a setting has, which stands at a place; raises ConfigurationError."""
     try:
-        duration = read_duration(value)
+        duration = read_duration(value, place)
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"{place}: {value!r:.100} {error}") from None
+        raise ConfigurationError(str(error)) from None
     if not (duration or may_be_zero):
         raise ConfigurationError(f"{place}: {value!r:.100} must be greater than zero")
     return duration

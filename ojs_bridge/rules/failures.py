@@ -53,14 +53,6 @@ class Response(Exception):
         return f"{self.type}: {self.message}" if self.message else self.type
 
 
-def _duration(place: str, value: object) -> timedelta:
-    """Return the duration that stands at a place; raises TypeError and ValueError, which name both."""
-    try:
-        return read_duration(value)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{place}: {safe_repr(value)[:100]} {error}") from None
-
-
 class Retry(Response):
     """Retry under the job's policy (spec section 7.1, RETRY).
 
@@ -80,7 +72,7 @@ class Retry(Response):
         details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(type, message, details=details)
-        self.after = None if after is None else _duration("after", after)
+        self.after = None if after is None else read_duration(after, "after")
 
 
 class Discard(Response):
@@ -106,8 +98,7 @@ class OJSError(Exception):
 
     A subclass sets what it says as attributes; an instance may set them, too. Without a `type` the type is
     that of any other exception: the error map's, else `module.QualName`. `retry_after`, an ISO 8601 duration
-    or a timedelta, is the hint of a RETRY. Raises ValueError or TypeError for a subclass
-    with another code or hint.
+    or a timedelta, is the hint of a RETRY. A subclass with a wrong one raises ValueError or TypeError.
     """
 
     type: str = ""
@@ -122,7 +113,7 @@ class OJSError(Exception):
             codes = ", ".join(get_args(ResponseCode))
             raise ValueError(f"{cls.__qualname__}.code: {code!r} must be one of {codes}")
         if hint is not None and not hasattr(hint, "__get__"):
-            _duration(f"{cls.__qualname__}.retry_after", hint)
+            read_duration(hint, f"{cls.__qualname__}.retry_after")
 
 
 class Snooze(Exception):
@@ -133,7 +124,7 @@ class Snooze(Exception):
 
     def __init__(self, after: str | timedelta) -> None:
         super().__init__(after)
-        self.after = _duration("after", after)
+        self.after = read_duration(after, "after")
 
     def __str__(self) -> str:
         return f"snoozed for {self.after}"
@@ -265,7 +256,10 @@ _MODULE, _QUALNAME, _NAME, _MRO = (
 )
 traceback_of: Callable[[BaseException], TracebackType | None]
 cause_of: Callable[[BaseException], BaseException | None]
-traceback_of, cause_of = (BaseException.__dict__[name].__get__ for name in ("__traceback__", "__cause__"))
+args_of: Callable[[BaseException], tuple[object, ...]]
+traceback_of, cause_of, args_of = (
+    BaseException.__dict__[name].__get__ for name in ("__traceback__", "__cause__", "args")
+)
 
 
 class HandlerFailed(Exception):
@@ -324,17 +318,13 @@ def outcome_of(exc: BaseException, errors: ErrorMap, final: str | None = None) -
     details, after = ({}, None) if answer is None else (answer.details, answer.retry_after)
     if answer is not None and answer.code != "RETRY":
         code = answer.code
-    message, backtrace = _message_of(exc, type_), backtrace_of(traceback_of(exc))
-    return Failure(cut(type_, MAX_TYPE), message, code, details, after, backtrace, alias, final)
-
-
-def _message_of(exc: BaseException, error_type: str) -> str:
-    """Return what an exception says; its class stands for one that says nothing."""
-    text, name = text_of(exc), _NAME(type(exc))
+    message, said_by = text_of(exc), _NAME(cls)
     # Billiard's time limits say nothing but their class and their arguments.
-    if text.strip() and text != f"{name}{safe_repr(_read(exc, 'args'))}":
-        return cut(text, MAX_MESSAGE)
-    return f"{name}: the time limit has passed" if error_type == TIMEOUT else name
+    is_call = message.startswith(f"{said_by}(") and message == f"{said_by}{safe_repr(args_of(exc))}"
+    if is_call or not message.strip():
+        message = f"{said_by}: the time limit has passed" if type_ == TIMEOUT else said_by
+    error_type, backtrace = cut(type_, MAX_TYPE), backtrace_of(traceback_of(exc))
+    return Failure(error_type, cut(message, MAX_MESSAGE), code, details, after, backtrace, alias, final)
 
 
 def _answer(exc: Any) -> Failure | Snoozed | None:
@@ -432,16 +422,6 @@ def nests_deeper(value: object, levels: int) -> bool:
         if not nested:
             return False
     return True
-
-
-def brackets_nest_deeper(text: bytes, levels: int) -> bool:
-    """Return whether the brackets of a text nest deeper than some levels, those in its strings among them."""
-    depth = 0
-    for byte in text:
-        depth += (byte in b"[{") - (byte in b"]}")
-        if depth > levels:
-            return True
-    return False
 
 
 def _int(digits: str) -> int | str:
