@@ -266,6 +266,11 @@ class Fleet:
         """The time at which a run was due."""
         return datetime.fromisoformat(run.ojs["next_retry_at"].replace("Z", "+00:00")).timestamp()
 
+    def retry_due(self, job: AsyncResult) -> float:
+        """The time at which a job's only retry was due, as its event says."""
+        (data,) = (event["data"] for event in self.events(job) if event["type"] == "job.retrying")
+        return datetime.fromisoformat(data["next_retry_at"].replace("Z", "+00:00")).timestamp()
+
     def buried(self, queue: str) -> list[Any]:
         """Take every message out of `<queue>.dead`."""
         found = []
