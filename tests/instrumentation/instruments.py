@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import sentry_sdk
@@ -36,6 +37,9 @@ from ojs_bridge.instrumentation import prometheus as prometheus_exporter
 from ojs_bridge.instrumentation.sentry import instrument as instrument_sentry
 from tests.contract.notes import Noting, Settings
 from tests.instrumentation.snippets import snippet
+
+#: The environment of a worker whose log raises at times has this variable, with the file that says when.
+BROKEN_LOG = "OJS_TEST_BROKEN_LOG"
 
 
 class Lines(logging.Handler):
@@ -155,3 +159,22 @@ def prometheus(bridge: Bridge, settings: Settings) -> None:
 def mark_the_span() -> None:
     """Mark the span in which this is called."""
     trace.get_current_span().set_attribute("own", 1)
+
+
+class BreakingLog(logging.Handler):
+    """Raises at each line for as long as a file is there."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        self._file = Path(file)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Raise, perhaps."""
+        if self._file.exists():
+            raise OSError("no line can be written")
+
+
+def breaking_log(_bridge: Bridge, _settings: Settings) -> None:
+    """Let the log of a worker raise, where its environment names the file that says when."""
+    if BROKEN_LOG in os.environ:
+        logging.getLogger("ojs_bridge").addHandler(BreakingLog(os.environ[BROKEN_LOG]))
