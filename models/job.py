@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 #: The holder of a reservation whose process has died, and of one that an operator has settled.
 DEAD, OPERATOR = 9, 8
+#: The same of a process that had said in the store that it was told to stop.
+STOPPED = 7
 #: How long a worker is cut off: its reservation stands still, or it runs out meanwhile.
 SHORT, LONG = 1, 2
 
@@ -39,6 +41,7 @@ class Rules(NamedTuple):
     replays: int = 0
     snoozes: int = 0
     backs: int = 0  # attempts that a shutdown gives back
+    stops: int = 0  # a worker is told to stop: its run goes on, or it is killed before its run has ended
     cancels: int = 0
     answers: int = 0  # an answer of the store that is lost: the retry is parked, and published as well
     broken: frozenset[str] = frozenset()
@@ -70,6 +73,7 @@ class Worker(NamedTuple):
     sure: bool = False  # it has seen that the holder counts as dead, and has not asked for the attempt yet
     later: tuple[()] | tuple[int, bool] = ()  # a settlement for the heartbeat to make up for; of a success?
     doubt: bool = False  # it was cut off, or stood still, since its run began
+    stops: bool = False  # it was told to stop, and has said so in the store
 
 
 class State(NamedTuple):
@@ -95,7 +99,7 @@ class State(NamedTuple):
     going: bool = False  # that run has neither ended nor was it declared lost
 
 
-KINDS = ("crashes", "cuts", "blinks", "losses", "replays", "snoozes", "backs", "cancels", "answers")
+KINDS = ("crashes", "cuts", "blinks", "losses", "replays", "snoozes", "backs", "stops", "cancels", "answers")
 LIVE = ("run", "ok", "ok2", "told", "fail", "snooze", "back", "onward", "snoozed", "sent", "parking")
 DROPPED = "I3 a success was heard and dropped, and the job is a dead letter"
 TWICE = "I3 a success was told twice"
@@ -162,7 +166,7 @@ def faults(s: State, i: int, w: Worker, rules: Rules) -> Iterator[Step]:
     if busy and (t := spend(s, "crashes")):
         t = send(t, w.msg if w.mine else ())
         if t.rec and t.rec.holder == i:
-            t = t._replace(rec=t.rec._replace(holder=DEAD))
+            t = t._replace(rec=t.rec._replace(holder=STOPPED if w.stops else DEAD))
         if w.pc == "told" or w.later[1:] == (True,):
             t = t._replace(told=t.told - 1, excused=True)
         workers = list(t.workers)
@@ -177,6 +181,8 @@ def faults(s: State, i: int, w: Worker, rules: Rules) -> Iterator[Step]:
                 yield f"{i} is cut off, or frozen, {how}", True, put(t, i, cut=cut, doubt=True), ""
     if w.cut:
         yield f"{i} reaches the store again", False, put(s, i, cut=0), ""
+    if busy and not (w.cut or w.stops) and (t := spend(s, "stops")):
+        yield f"{i} is told to stop, and says so", True, put(t, i, stops=True), ""
     if w.mine and (t := spend(s, "losses")):
         again = send(put(t, i, mine=False), w.msg)
         yield f"{i} loses its connection: the broker has {w.msg[0]} again", True, again, ""
@@ -191,9 +197,11 @@ def judge(s: State, m: Msg, rules: Rules) -> bool:
     """
     assert s.rec
     holder = s.rec.holder
-    if holder == DEAD or "slow_is_dead" in rules.broken:
+    if holder in (DEAD, STOPPED) or "slow_is_dead" in rules.broken:
         return "dead_holds" not in rules.broken
     h = s.workers[holder]
+    if h.stops and "stop_is_death" in rules.broken:
+        return True
     runs = h.pc in LIVE and bool(h.msg) and h.msg[0] == s.rec.fence
     if h.cut == LONG or not (runs or (h.later and h.later[0] == s.rec.fence)):
         return True
@@ -291,9 +299,15 @@ def reserve(s: State, i: int, w: Worker, m: Msg, rules: Rules) -> Iterator[Step]
         if w.sure and "lost_runs" in rules.broken:
             yield start(s, i, m, rules)
         elif w.sure:
-            t = put(write(s, Rec(m.fence, i), rules), i, pc="onward", sure=False)
-            wrong = "" if counts or rec.holder == DEAD else BACK
-            if wrong and s.workers[rec.holder].pc in LIVE and not s.workers[rec.holder].doubt:
+            # A worker that was told to stop has used no attempt: heartbeat.py, `was_stopping`.
+            stopped = rec.holder == STOPPED or (rec.holder != DEAD and s.workers[rec.holder].stops)
+            counted = not stopped or "stop_counts" in rules.broken
+            goes = "release" if "stop_releases" in rules.broken else "snoozed"
+            t = put(write(s, Rec(m.fence, i), rules), i, pc="onward" if counted else goes, sure=False)
+            wrong = "" if counts or rec.holder in (DEAD, STOPPED) else BACK
+            if stopped and counted:
+                wrong = "I7 a stop has used an attempt"
+            elif wrong and s.workers[rec.holder].pc in LIVE and not s.workers[rec.holder].doubt:
                 wrong = "I6 a run was taken for lost after its worker had ended the suspicion"
             yield f"{i} takes {m.fence} for lost", False, over(t, m), wrong
         elif counts:
@@ -559,6 +573,9 @@ SCENES: dict[str, Scene] = {
     "two attempts, out of reach for long": (Rules(cuts=1, losses=1), {DROPPED}),
     "one attempt, a snooze": (Rules(1, snoozes=1, losses=1), set()),
     "one attempt, a snooze, a shutdown": (Rules(1, snoozes=1, backs=1, blinks=1), set()),
+    "one attempt, stops that end in kills": (Rules(1, stops=2, crashes=2, losses=1), set()),
+    "two attempts, a stop, out of reach for seconds": (Rules(stops=1, blinks=1), {DROPPED}),
+    "one attempt, a stop, out of reach for long": (Rules(1, stops=1, cuts=1, losses=1), {DROPPED}),
     "one attempt, a replay": (Rules(1, replays=1, losses=1), set()),
     "one attempt, a replay, out of reach for seconds": (Rules(1, replays=1, blinks=1), set()),
     "an answer is lost, a retry is cancelled": (Rules(answers=1, cancels=1, losses=1), set()),
@@ -603,6 +620,9 @@ TWINS: dict[str, tuple[str, Rules]] = {
     "buries_anywhere": ("a job is buried in the broker while the store is away", Rules(1, cuts=1, losses=1)),
     "success_leaves": ("a success leaves the letter of its job", Rules(1, snoozes=1)),
     "success_leaves a replay's": ("the same, of a replay", Rules(1, replays=1)),
+    "stop_counts": ("a worker that is killed while it stops has used an attempt", Rules(stops=1)),
+    "stop_releases": ("its attempt begins anew by the same message", Rules(stops=1)),
+    "stop_is_death": ("a worker that stops counts as dead at once", Rules(stops=1, losses=1)),
     "cancel_forgets": ("a cancelled retry is deleted, and no more", Rules(answers=1, cancels=1, crashes=0)),
 }
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 import signal
+import time
+from functools import partial
 from typing import Any
 
 from billiard.common import EX_SOFTWARE
@@ -15,6 +17,8 @@ from celery import current_app, signals
 from celery.worker import state
 
 from ..bridge import Bridge
+from ..engine.heartbeat import Heartbeat
+from ..engine.threads import keep_going
 from . import compat
 from .attach import BRIDGE
 
@@ -24,6 +28,8 @@ _STOPPED: set[int] = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGH
 _STATUS = re.compile(r"(?:signal|exitcode) (\d+)")
 #: For how many seconds a pool's process may know of a stop before the worker's main process does.
 AHEAD = 3.0
+#: How often, in seconds, a worker looks whether it was told to stop.
+LOOK_SECONDS = 0.5
 
 
 def is_stopping() -> bool:
@@ -39,6 +45,18 @@ def is_cold() -> bool:
 def _is_set(flag: int | bool | None) -> bool:
     """Return whether a flag of Celery's is set; it may be the exit status 0."""
     return flag is not None and flag is not False
+
+
+def note_stop(heart: Heartbeat) -> None:
+    """Let the store know when this worker is told to stop: it may be killed before its jobs end."""
+    keep_going("ojs-stops", partial(_look, heart))
+
+
+def _look(heart: Heartbeat) -> bool:
+    time.sleep(LOOK_SECONDS)
+    if stops := is_stopping():
+        heart.stops()
+    return not stops
 
 
 def may_be_of_a_stop(died: BaseException) -> bool:

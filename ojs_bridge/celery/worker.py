@@ -26,6 +26,7 @@ from .attach import attach, check_task, is_bridged, policies_of, task_policy
 from .install import leave_native, unreadable
 from .receiving import check_canary
 from .sending import visibility_timeout
+from .stops import note_stop
 from .taking import take_safely
 from .wire import keeps_tags
 
@@ -65,7 +66,10 @@ class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
     def start(self, worker: Any) -> None:
         """Begin to publish parked retries."""
         app = worker.app
-        attach(app).start("celery", lambda: [*app.amqp.queues.consume_from])
+        bridge = attach(app)
+        bridge.start("celery", lambda: [*app.amqp.queues.consume_from])
+        if isinstance(worker, Worker) and (heart := bridge.engine.reservations.heart):
+            note_stop(heart)
 
     def stop(self, worker: Any) -> None:
         """End the bridge's threads."""

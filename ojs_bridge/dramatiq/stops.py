@@ -1,5 +1,7 @@
 """The stop of a worker process of Dramatiq's program: it takes one stop for one, and uses no attempt.
 
+If the process is killed before its jobs end, the store knows of the stop.
+
 Most process managers send their signal to all processes of a worker, and Dramatiq's main process sends its
 own to each: the process hears it twice, which means to Dramatiq that it must end at once.
 """
@@ -11,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from types import FrameType
 from typing import TypeAlias
@@ -52,6 +55,9 @@ class Stops:
             handler(number, frame)
         elif now - self._told > ECHO_SECONDS:
             self._told = now
+            if heart := self._reservations.heart:
+                with suppress(RuntimeError):
+                    heart.stops()
             try:
                 handler(number, frame)
             except SystemExit:

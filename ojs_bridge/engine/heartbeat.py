@@ -26,6 +26,9 @@ logger = logging.getLogger("ojs_bridge")
 #: The length of the name of a family in the names of its processes, and how it begins. The names of an
 #: earlier release do not begin so, and its workers end no suspicion.
 FAMILY, _CLEARS = 8, "w"
+#: What the name of a family has before it where the store notes, as it notes a suspicion, that the family was
+#: told to stop. Older workers see a family that they do not know.
+_STOPS = "stop:"
 #: How often a reservation is extended before it runs out.
 BEATS = 3
 #: How often, in seconds, a process that holds reservations ends a suspicion that it is dead.
@@ -247,6 +250,23 @@ class Heartbeat:
             return None
         # Before that time the holder could not end the suspicion, either.
         return self.out_of_reach - min(suspected, timedelta(seconds=time.monotonic() - self._late))
+
+    def stops(self) -> None:
+        """Let the store know soon that this process and its forks were told to stop.
+
+        Raises RuntimeError where no thread can start.
+        """
+        keep_going("ojs-stops", self._note_stop)
+
+    def _note_stop(self) -> bool:
+        self._store.suspect(_STOPS + self.family, gone=True)
+        return False
+
+    def was_stopping(self, holder: str) -> bool:
+        """Return whether a holder was told to stop; False if the store does not answer."""
+        with suppress(StoreError):
+            return self._store.suspect(_STOPS + _family_of(holder), gone=False) is not None
+        return False
 
     def asks_as_of(self, now: datetime) -> datetime:
         """Return the time before which a reservation must have run out to be taken over now.

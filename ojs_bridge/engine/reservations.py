@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from ..errors import StoreError, Unstorable
 from ..rules.decision import RetryAt, decide
-from ..rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
+from ..rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure, Snoozed
 from ..rules.job import Job
 from ..store import KEEP, Grant, Reservation, ReserveAnswer, Settle, Store, from_ms, to_ms
 from .behind import Behind
@@ -43,8 +43,11 @@ UNTOLD = "?"
 #: How many jobs of one id such a broker may bring while the store knows of them, each after the one before.
 _AGAIN = 20
 
-WORKER_GONE = "its worker did not extend the reservation: killed, or cut off from the store"
-WORKER_DIED = "its process died, and its message came to another one of the same pool"
+_GONE = Failure(
+    VISIBILITY_TIMEOUT, "its worker did not extend the reservation: killed, or cut off from the store"
+)
+_STOPPED = Snoozed(timedelta(), "its worker was killed while it stopped: the job begins anew after a pause")
+_DIED = Failure(WORKER_DEATH, "its process died, and its message came to another one of the same pool")
 
 
 class TakenOver(BaseException):
@@ -140,8 +143,7 @@ class Reservations:
         if answer.grant is _TAKEN:
             return reserved
         if answer.grant is Grant.HELD and heart.is_orphaned(answer.holder):
-            death = Failure(WORKER_DEATH, WORKER_DIED)
-            return Lost(reserved._replace(abandoned=True, began=asked_at(answer.mark)), death)
+            return Lost(reserved._replace(abandoned=True, began=asked_at(answer.mark)), _DIED)
         return self._refused(reserved, answer, left)
 
     def _next_of_its_id(
@@ -168,8 +170,7 @@ class Reservations:
         left = heart.left_of(answer.holder, gone=gone)
         if left is None:
             return None
-        lost = Failure(VISIBILITY_TIMEOUT, WORKER_GONE)
-        if not isinstance(decide(run.policy, run.job, lost, now=self._clock(), rng=random), RetryAt):
+        if not isinstance(decide(run.policy, run.job, _GONE, now=self._clock(), rng=random), RetryAt):
             # Nothing would begin sooner by it, and the job's end tells failures that no success takes back.
             return None
         # A suspicion may be older than the reservation: a worker ends it only while it holds one.
@@ -430,8 +431,8 @@ class Reservations:
             case Grant.SETTLED:
                 return Drop(job, f"attempt {job.attempt} has been dealt with, this is a late copy of it")
             case Grant.LOST:
-                began = asked_at(answer.mark)
-                return Lost(run._replace(began=began), Failure(VISIBILITY_TIMEOUT, WORKER_GONE))
+                stopped = self.heart is not None and self.heart.was_stopping(answer.holder)
+                return Lost(run._replace(began=asked_at(answer.mark)), _STOPPED if stopped else _GONE)
             case _:
                 return run
 

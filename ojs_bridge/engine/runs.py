@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypedDict, Typ
 from ..errors import InvalidRetryPolicy
 from ..messages import OWN_META
 from ..rules.decision import DeadLettered, Decision, RetryAt, SnoozeUntil
-from ..rules.failures import Failure
+from ..rules.failures import Failure, Snoozed
 from ..rules.job import Header, Job
 from ..rules.policy import PartialPolicy, RetryPolicy, partial_to_ojs
 from ..store import Letter, Parked, Reservation
@@ -36,10 +36,13 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The worker that ran this attempt is gone: the handler does not run, and this failure is judged."""
+    """The worker that ran this attempt is gone: the handler does not run, and this failure is judged.
+
+    If the worker was told to stop before, it is no failure, and the job begins anew.
+    """
 
     run: Run
-    failure: Failure
+    failure: Failure | Snoozed
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ def decide(
     if isinstance(outcome, Interrupted):
         return GiveBack()
     if isinstance(outcome, Snoozed):
-        return _snooze(policy, job, outcome.after.total_seconds(), now)
+        return _snooze(policy, job, outcome, now)
     runs = policy.runs
     attempts = attempts_in_words(job.attempt, runs)
     number = attempts if job.attempt <= runs else f"{job.attempt} (the policy allows {runs})"
@@ -113,10 +113,11 @@ def decide(
 
 
 def _snooze(
-    policy: RetryPolicy, job: Job, seconds: float, now: datetime
+    policy: RetryPolicy, job: Job, snoozed: Snoozed, now: datetime
 ) -> SnoozeUntil | Discarded | DeadLettered:
+    seconds = snoozed.after.total_seconds()
     at = _later(now, seconds)
-    asked = f"the handler asked for a pause of {seconds:.3f} s"
+    asked = f"{snoozed.message} of {seconds:.3f} s"
     if job.expires and at >= job.expires:
         failure = Failure(EXPIRED, f"{asked}, and the job expires before it ends")
         attempts = attempts_in_words(job.attempt, policy.runs)

@@ -153,9 +153,8 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 class Failure:
     """One failed attempt, in the words of the spec (section 7.3).
 
-    `final` says why it is not retried, where the task does not ask for a retry (`retry_on`), or the
-    framework's own options (such as Dramatiq's `throws`) forbid it. A code of DISCARD, FAIL or DEAD_LETTER
-    still comes first.
+    `final` says why it is not retried: the task does not ask for it (`retry_on`), or an option of the
+    framework (such as Dramatiq's `throws`) forbids it. DISCARD, FAIL and DEAD_LETTER still come first.
     """
 
     type: str
@@ -170,9 +169,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Snoozed:
-    """The handler asked to run again later, without using an attempt."""
+    """The job runs again later, and uses no attempt: its handler asked for it, or its worker stopped."""
 
     after: timedelta
+    message: str = "the handler asked for a pause"
 
 
 @dataclass(frozen=True, slots=True)

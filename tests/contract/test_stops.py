@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TypeAlias
@@ -20,6 +21,7 @@ from tests.contract.conftest import SERVED
 from tests.contract.fleet import Fleet, Worker, attempts, await_runs, end
 from tests.contract.notes import client
 from tests.contract.steps import KEEP, dies, waits_for
+from tests.servers import eventually
 
 Made = Callable[..., Fleet]
 #: Which of a worker's processes hear a signal; a number is a pause in seconds.
@@ -27,6 +29,7 @@ Sent: TypeAlias = "tuple[str, signal.Signals] | float"
 TERM, INT, QUIT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP
 ONCE = {"max_attempts": 1, **KEEP}
 STOPS: dict[str, list[Sent]] = {
+    "TERM to the main process": [("main", TERM)],
     "TERM to all": [("all", TERM)],
     "TERM to all, twice": [("all", TERM), 0.3, ("all", TERM)],
     "TERM to all, and again later": [("all", TERM), 2.5, ("all", TERM)],
@@ -64,6 +67,54 @@ ALL: tuple[tuple[str, str, str], ...] = (
 @pytest.mark.parametrize(("kind", "options", "stop"), ALL)
 def test_a_stop_uses_no_attempt(made: Made, kind: str, options: str, stop: str) -> None:
     stops_without_a_loss(made(kind, visibility=5), options.split(), STOPS[stop])
+
+
+#: Stops whose job runs longer than the grace period, and how many processes hear of each.
+KILLS: tuple[tuple[str, str, str, int], ...] = (
+    ("celery-valkey", "", "TERM to the main process", 1),
+    ("celery-rabbitmq", "-P threads", "HUP to all", 1),
+    ("celery-rabbitmq", "-P solo", "TERM to all", 1),
+    ("dramatiq-valkey", "--processes 2", "HUP to all", 2),
+    ("dramatiq-rabbitmq", "--processes 2", "TERM to all", 2),
+)
+
+
+@pytest.mark.requirement("RET-12")
+@pytest.mark.parametrize(("kind", "options", "stop", "heard"), KILLS)
+def test_a_stop_that_ends_in_a_kill_uses_no_attempt(
+    made: Made, kind: str, options: str, stop: str, heard: int
+) -> None:
+    fleet = made(kind, visibility=5, reservation="PT3S")
+    fleet.start(1, *options.split()).await_ready()
+    job = fleet.send("act", waits_for("never"), "ok", policy=ONCE)
+    await_runs(fleet, job)
+    tell(fleet.worker, STOPS[stop])
+    eventually(lambda: stops_noted(fleet) == heard, what="the store knows of the stop")
+    fleet.worker.kill()
+    fleet.start(1, *options.split()).await_ready()
+    assert end(fleet, job).type == "job.completed"
+    assert attempts(fleet, job) == [1, 1]
+    assert "job.failed" not in fleet.types(job)
+
+
+def stops_noted(fleet: Fleet) -> int:
+    """Count the processes, with their forks, that have noted in the store that they were told to stop."""
+    with closing(sqlite3.connect(fleet.store.removeprefix("sqlite:///"))) as store:
+        query = "select count(*) from ojs_suspects where family like 'stop:%'"
+        return int(store.execute(query).fetchone()[0])
+
+
+@pytest.mark.requirement("RET-12")
+def test_an_orphaned_process_that_ends_before_its_job_uses_no_attempt(made: Made) -> None:
+    """Dramatiq's main process dies of QUIT, and its worker processes wait for their jobs for a while only."""
+    fleet = made("dramatiq-rabbitmq", reservation="PT3S")
+    fleet.start(1, "--processes", "2").await_ready()
+    job = fleet.send("act", waits_for("never"), "ok", policy=ONCE)
+    await_runs(fleet, job)
+    tell(fleet.worker, STOPS["QUIT to the main process"])
+    fleet.start(1).await_ready()
+    assert end(fleet, job).type == "job.completed"
+    assert attempts(fleet, job) == [1, 1]
 
 
 @pytest.mark.skipif(version("celery") < "5.5", reason="Celery 5.5 brought soft shutdowns")

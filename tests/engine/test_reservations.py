@@ -23,7 +23,7 @@ from ojs_bridge import Bridge, ConfigurationError, StorageRetry, StoreError
 from ojs_bridge.engine import heartbeat, reservations
 from ojs_bridge.engine.reservations import ASK_AGAIN, UNTOLD, TakenOver
 from ojs_bridge.engine.runs import Begun, Drop, Lost, Onward, Postpone, Run
-from ojs_bridge.rules.decision import Complete, DeadLettered, Discarded, RetryAt
+from ojs_bridge.rules.decision import Complete, DeadLettered, Discarded, RetryAt, SnoozeUntil
 from ojs_bridge.rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
 from ojs_bridge.rules.job import Job, decode
 from ojs_bridge.store import Reservation, Settle, open_store
@@ -129,6 +129,35 @@ def test_a_lost_attempt_is_a_failed_one(url: str, clock: list[timedelta], bridge
     assert isinstance(begin(second, JOB), Postpone), "whoever judges it holds it"
     first.engine.settling.settle(lost.run, decision)
     assert isinstance(begin(second, JOB), Drop)
+
+
+@pytest.mark.requirement("RET-12")
+def test_a_worker_that_is_killed_while_it_stops_has_used_no_attempt(
+    url: str, clock: list[timedelta], bridges: list[Bridge]
+) -> None:
+    """Its job begins anew by another message: the worker may have sent a retry before it was killed."""
+
+    def told_to_stop() -> Bridge:
+        bridge = Bridge(url, POLICY, reservation=LONG)
+        heart = bridge.engine.reservations.heart
+        heart.stops()
+        eventually(lambda: heart.was_stopping(heart.family), what="the store knows of the stop")
+        return bridge
+
+    job = JOB._replace(retry={"max_attempts": 1})
+    die_holding(told_to_stop, job)
+    first, second = bridges
+    assert isinstance(begin(first, job), Postpone)
+    clock[0] = 2 * LONG
+    lost = begin(first, job)
+    assert isinstance(lost, Lost)
+    decision = first.engine.judge(lost.run, lost.failure)
+    assert isinstance(decision, SnoozeUntil)
+    again = first.engine.carrying.after(lost.run.job, decision)._replace(next_retry_at=None)
+    assert (again.attempt, again.fence, again.errors) == (1, 1, ())
+    first.engine.settling.settle(lost.run, decision)
+    assert isinstance(begin(second, job), Drop)
+    assert run(second, again).job.attempt == 1
 
 
 @pytest.fixture
