@@ -53,7 +53,8 @@ class _Report:
         """Return an event with the facts of the run; None for an event that says nothing new."""
         raised = (hint.get("exc_info") or (None, None))[1]
         ended = isinstance(self.decision, (Discarded, DeadLettered))
-        if isinstance(raised, (Retry, Snooze)) and not ended:
+        # A worker's shutdown is no error of the job that it gives back.
+        if isinstance(self.decision, GiveBack) or (isinstance(raised, (Retry, Snooze)) and not ended):
             return None
         if "log_record" in hint and getattr(hint["log_record"], "decision", None) in _ENDS:
             # Sentry's integration reports the error itself.
@@ -82,8 +83,7 @@ class _Sentry(Instrument):
     def concluded(self, run: Run | Refuse, decision: Decision, seconds: float) -> None:  # noqa: ARG002
         """Keep the decision; Sentry's integration reports the error after it."""
         report = _report.get()
-        goes = isinstance(decision, (Complete, GiveBack))
-        if report is not None and report.run.job.id == run.job.id and not goes:
+        if report and report.run.job.id == run.job.id and not isinstance(decision, Complete):
             report.decision = decision
 
 
@@ -103,7 +103,8 @@ def _of_line(event: Any, hint: dict[str, Any]) -> Any:
     """Return an event with the facts of the log line that it was made of."""
     record = hint.get("log_record")
     if isinstance(record, logging.LogRecord) and record.name == "ojs_bridge":
-        _tag(event, {name: vars(record)[name] for name in FIELDS if name in vars(record)})
+        facts = {name: vars(record)[name] for name in FIELDS if name in vars(record)}
+        _tag(event, {**facts, **({"ended": "true"} if facts.get("decision") in _ENDS else {})})
     return event
 
 

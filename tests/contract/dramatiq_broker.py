@@ -6,6 +6,7 @@ A worker process imports `broker` from here.
 from __future__ import annotations
 
 import os
+import pkgutil
 import re
 import signal
 import time
@@ -71,6 +72,8 @@ def make_broker(settings: Settings) -> tuple[dramatiq.Broker, Bridge]:
     broker.add_middleware(Results(backend=RedisBackend(url=settings.backend, namespace=settings.queue)))
     noting = Noting(settings.backend)
     broker.add_middleware(Publishing(noting))
+    for name in settings.middleware:
+        broker.add_middleware(pkgutil.resolve_name(name)())
 
     def run(*steps: Step, **named: Any) -> Any:
         message = CurrentMessage.get_current_message()

@@ -63,6 +63,8 @@ class Settings:
     #: The functions of tests/instrumentation that are called with the bridge; those of `instruments` without
     #: their module.
     instruments: tuple[str, ...] = ()
+    #: The classes of middleware that stand behind all other middleware of a Dramatiq broker.
+    middleware: tuple[str, ...] = ()
 
     def to_env(self) -> dict[str, str]:
         """The environment of a worker."""

@@ -62,17 +62,17 @@ def logs(bridge: Bridge, settings: Settings) -> None:
 
 
 class Transport(sentry_sdk.transport.Transport):
-    """Notes each event that Sentry would be sent."""
+    """Notes each event that Sentry would be sent, under its job or its queue."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(options)
-        self.noting = Noting("")
+        self.noting, self.queue = Noting(""), ""
 
     def capture_envelope(self, envelope: sentry_sdk.envelope.Envelope) -> None:
         """Note the event of an envelope."""
         event = envelope.get_event()
         if event is not None:
-            self.noting.note("sentry", event.get("tags", {}).get("ojs.job_id", ""), event)
+            self.noting.note("sentry", event.get("tags", {}).get("ojs.job_id", self.queue), event)
 
 
 def sentry(bridge: Bridge, settings: Settings) -> None:
@@ -85,7 +85,8 @@ def sentry(bridge: Bridge, settings: Settings) -> None:
         auto_enabling_integrations=False,
         integrations=[CeleryIntegration(), DramatiqIntegration()],
     )
-    sentry_sdk.get_client().transport.noting = Noting(settings.backend)
+    transport = sentry_sdk.get_client().transport
+    transport.noting, transport.queue = Noting(settings.backend), settings.queue
     instrument_sentry(bridge)
 
 

@@ -53,5 +53,5 @@ def test_a_retry_reports_as_natively_and_the_end_once(fleet: Fleet) -> None:
     assert died["fingerprint"] == [fleet.bridge.dead_letters.get(job).group]
     assert reported(fleet, asked) == []
     assert len(reported(fleet, last)) == 1
-    others = [event.get("logentry", {}).get("message", "") for event in reported(fleet, "")]
+    others = [event.get("logentry", {}).get("message", "") for event in reported(fleet, fleet.queue)]
     assert [text for text in others if not text.startswith("listener ")] == []
