@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import signal
 import time
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -47,9 +48,18 @@ def _is_set(flag: int | bool | None) -> bool:
     return flag is not None and flag is not False
 
 
-def note_stop(heart: Heartbeat) -> None:
-    """Let the store know when this worker is told to stop: it may be killed before its jobs end."""
+def note_stop(worker: Any, heart: Heartbeat) -> None:
+    """Let the store know when a worker is told to stop: it may be killed before its jobs end."""
     keep_going("ojs-stops", partial(_look, heart))
+    softly = getattr(worker, "wait_for_soft_shutdown", None)
+    if softly:  # Celery 5.5; it says that it stops when this wait is over
+
+        def wait() -> None:
+            with suppress(RuntimeError):
+                heart.stops()
+            softly()
+
+        worker.wait_for_soft_shutdown = wait
 
 
 def _look(heart: Heartbeat) -> bool:

@@ -69,7 +69,7 @@ class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
         bridge = attach(app)
         bridge.start("celery", lambda: [*app.amqp.queues.consume_from])
         if isinstance(worker, Worker) and (heart := bridge.engine.reservations.heart):
-            note_stop(heart)
+            note_stop(worker, heart)
 
     def stop(self, worker: Any) -> None:
         """End the bridge's threads."""
