@@ -16,6 +16,7 @@ from typing import Any
 
 from dramatiq import Message
 from dramatiq.broker import Broker, Consumer, MessageProxy
+from dramatiq.errors import Retry as NativeRetry
 from dramatiq.logging import get_logger
 from dramatiq.middleware import Retries
 
@@ -24,6 +25,7 @@ from ..engine.events import MAY_ANSWER, harmless, hear
 from ..engine.instruments import Entered
 from ..engine.reservations import UNTOLD, TakenOver
 from ..engine.runs import Postpone, Refuse, Run
+from ..rules import failures
 from ..rules.decision import Complete, DeadLettered, Discarded
 from ..rules.failures import HandlerFailed, can_be_shown
 from ..rules.policy import LARGEST
@@ -144,6 +146,12 @@ class _Entering(threading.local):
 entering = _Entering()
 
 
+class Snooze(failures.Snooze, NativeRetry):
+    """The Snooze of an actor, as Dramatiq hears of it: all but its `Retry` are failures in its log."""
+
+    delay = None
+
+
 def listening(actor: str, run: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function of an actor, whose errors a worker can handle; a direct call is as ever.
 
@@ -160,6 +168,8 @@ def listening(actor: str, run: Callable[..., Any]) -> Callable[..., Any]:
                 hear(result, f"actor {actor}")
             return result
         except BaseException as error:
+            if called == actor and type(error) is failures.Snooze:
+                error.__class__ = Snooze
             if called != actor or can_be_shown(error):
                 raise
             failed = HandlerFailed.of(error)

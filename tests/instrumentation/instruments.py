@@ -77,6 +77,13 @@ class Transport(sentry_sdk.transport.Transport):
 
 def sentry(bridge: Bridge, settings: Settings) -> None:
     """Report to a Sentry that notes, in workers: it changes the frameworks for a whole process."""
+    if multiprocessing.parent_process() is not None:
+        sentry_alone(bridge, settings)
+        instrument_sentry(bridge)
+
+
+def sentry_alone(bridge: Bridge, settings: Settings) -> None:
+    """Report as a worker does whose owner has not told Sentry of the bridge."""
     if multiprocessing.parent_process() is None:
         return
     sentry_sdk.init(
@@ -87,7 +94,6 @@ def sentry(bridge: Bridge, settings: Settings) -> None:
     )
     transport = sentry_sdk.get_client().transport
     transport.noting, transport.queue = Noting(settings.backend), settings.queue
-    instrument_sentry(bridge)
 
 
 class Spans(SpanExporter):

@@ -10,7 +10,7 @@ import pytest
 from ojs_bridge import Discard, Retry, Snooze
 from tests.contract.fleet import Fleet, end
 from tests.contract.notes import Noting
-from tests.contract.steps import raises
+from tests.contract.steps import an, raises, returns
 
 
 def reported(fleet: Fleet, job: str) -> list[dict[str, Any]]:
@@ -55,3 +55,17 @@ def test_a_retry_reports_as_natively_and_the_end_once(fleet: Fleet) -> None:
     assert len(reported(fleet, last)) == 1
     others = [event.get("logentry", {}).get("message", "") for event in reported(fleet, fleet.queue)]
     assert [text for text in others if not text.startswith("listener ")] == []
+
+
+@pytest.mark.parametrize("kind", ["celery-valkey", "dramatiq-valkey"])
+def test_a_snooze_is_no_error_for_a_sentry_that_knows_nothing_of_the_bridge(
+    made: Callable[..., Fleet], kind: str
+) -> None:
+    """Nor is it one in the worker's log."""
+    fleet = made(kind, instruments=("sentry_alone",))
+    fleet.start().await_ready()
+    end(fleet, fleet.send("act", raises(Snooze, "PT0.05S"), returns(an(Snooze, "PT0.05S")), "ok"))
+    fleet.worker.stop()
+    texts = [event.get("logentry", {}).get("message", "raised") for event in reported(fleet, fleet.queue)]
+    assert [text for text in texts if not text.startswith("listener ")] == []
+    assert "Failed to process message" not in fleet.worker.log
