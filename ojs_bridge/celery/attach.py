@@ -362,7 +362,7 @@ def check_task(app: Celery, name: str) -> None:
 
     Raises InvalidRetryPolicy, and ConfigurationError for a native task that has an `ojs_retry`.
     """
-    task = compat.tasks(app).get(name)
+    task = tasks[name] if name in (tasks := compat.tasks(app)) else None
     if task is None and name in (declared := vars(app).get(DECLARED, {})):
         check_whole(app, name, declared[name])
     if task is None or _CHECKED in vars(task):
@@ -384,7 +384,7 @@ def check_task(app: Celery, name: str) -> None:
 def header_for(app: Celery, name: str, partial: AnyPartial) -> str:
     """Return the `ojs` header of a job that brings a partial policy; raises InvalidRetryPolicy."""
     engine = attach(app).engine
-    task = compat.tasks(app).get(name)
+    task = tasks[name] if name in (tasks := compat.tasks(app)) else None
     if task is not None and not is_bridged(task):
         raise InvalidRetryPolicy([f"{RETRY_OPTION} of {name}: this task is not under the bridge"])
     try:
