@@ -21,7 +21,7 @@ MAKEFLAGS += --no-print-directory
 # The tests start hundreds of processes, each of which would compile all of it anew.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test next world lint types size model bench recovery chaos wheels main floor docs docs-serve servers clean
+.PHONY: help demo quick test next world lint types size model bench recovery chaos wheels native main floor docs docs-serve servers clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -62,6 +62,9 @@ chaos: .venv/.installed servers  ## kill workers, brokers and stores under a loa
 
 wheels: .venv/.installed servers  ## install each line of the documents in a fresh environment, and run a first job
 	.venv/bin/python -m pytest -m wheels --durations=0 --durations-min=1 tests/packaging/test_wheels.py
+
+native: .venv/.installed servers  ## run the frameworks' own tests, and write docs/reference/frameworks-tests.md
+	.venv/bin/python -m scripts.native
 
 floor: .venv-floor/.installed servers  ## run the adapters' tests at the oldest supported versions
 	.venv-floor/bin/python -m pytest $(FLOOR_CACHE) $(PARALLEL) --numprocesses=$(FLOOR_WORKERS) $(ADAPTERS_TESTS) \
