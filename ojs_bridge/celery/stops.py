@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import re
 import signal
-import time
-from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from billiard.common import EX_SOFTWARE
@@ -19,7 +16,6 @@ from celery.worker import state
 
 from ..bridge import Bridge
 from ..engine.heartbeat import Heartbeat
-from ..engine.threads import keep_going
 from . import compat
 from .attach import BRIDGE
 
@@ -29,8 +25,6 @@ _STOPPED: set[int] = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGH
 _STATUS = re.compile(r"(?:signal|exitcode) (\d+)")
 #: For how many seconds a pool's process may know of a stop before the worker's main process does.
 AHEAD = 3.0
-#: How often, in seconds, a worker looks whether it was told to stop.
-LOOK_SECONDS = 0.5
 
 
 def is_stopping() -> bool:
@@ -50,23 +44,16 @@ def _is_set(flag: int | bool | None) -> bool:
 
 def note_stop(worker: Any, heart: Heartbeat) -> None:
     """Let the store know when a worker is told to stop: it may be killed before its jobs end."""
-    keep_going("ojs-stops", partial(_look, heart))
+    soft: list[bool] = []
+    heart.note_stop(lambda: bool(soft) or is_stopping())
     softly = getattr(worker, "wait_for_soft_shutdown", None)
     if softly:  # Celery 5.5; it says that it stops when this wait is over
 
         def wait() -> None:
-            with suppress(RuntimeError):
-                heart.stops()
+            soft.append(True)
             softly()
 
         worker.wait_for_soft_shutdown = wait
-
-
-def _look(heart: Heartbeat) -> bool:
-    time.sleep(LOOK_SECONDS)
-    if stops := is_stopping():
-        heart.stops()
-    return not stops
 
 
 def may_be_of_a_stop(died: BaseException) -> bool:

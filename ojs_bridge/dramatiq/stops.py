@@ -13,7 +13,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from types import FrameType
 from typing import TypeAlias
@@ -48,6 +47,8 @@ class Stops:
                 signal.signal(number, partial(self._stop, handler))
         if signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL:
             signal.signal(signal.SIGQUIT, self._quit)
+        if heart := self._reservations.heart:
+            heart.note_stop(lambda: self._told > 0)
 
     def _stop(self, handler: Handler, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -55,9 +56,6 @@ class Stops:
             handler(number, frame)
         elif now - self._told > ECHO_SECONDS:
             self._told = now
-            if heart := self._reservations.heart:
-                with suppress(RuntimeError):
-                    heart.stops()
             try:
                 handler(number, frame)
             except SystemExit:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ FAMILY, _CLEARS = 8, "w"
 #: What the name of a family has before it where the store notes, as it notes a suspicion, that the family was
 #: told to stop. Older workers see a family that they do not know.
 _STOPS = "stop:"
+#: How often, in seconds, a worker looks whether it was told to stop.
+LOOK_SECONDS = 0.5
 #: How often a reservation is extended before it runs out.
 BEATS = 3
 #: How often, in seconds, a process that holds reservations ends a suspicion that it is dead.
@@ -251,16 +254,18 @@ class Heartbeat:
         # Before that time the holder could not end the suspicion, either.
         return self.out_of_reach - min(suspected, timedelta(seconds=time.monotonic() - self._late))
 
-    def stops(self) -> None:
-        """Let the store know soon that this process and its forks were told to stop.
+    def note_stop(self, is_told: Callable[[], bool]) -> None:
+        """Let the store know when this process and its forks are told to stop: they may be killed then.
 
-        Raises RuntimeError where no thread can start.
+        A thread asks for that: a signal's handler cannot start one where gevent has its place.
         """
-        keep_going("ojs-stops", self._note_stop)
+        keep_going("ojs-stops", partial(self._look, is_told))
 
-    def _note_stop(self) -> bool:
-        self._store.suspect(_STOPS + self.family, gone=True)
-        return False
+    def _look(self, is_told: Callable[[], bool]) -> bool:
+        time.sleep(LOOK_SECONDS)
+        if told := is_told():
+            self._store.suspect(_STOPS + self.family, gone=True)
+        return not told
 
     def was_stopping(self, holder: str) -> bool:
         """Return whether a holder was told to stop; False if the store does not answer."""

@@ -140,7 +140,7 @@ def test_a_worker_that_is_killed_while_it_stops_has_used_no_attempt(
     def told_to_stop() -> Bridge:
         bridge = Bridge(url, POLICY, reservation=LONG)
         heart = bridge.engine.reservations.heart
-        heart.stops()
+        heart.note_stop(lambda: True)
         eventually(lambda: heart.was_stopping(heart.family), what="the store knows of the stop")
         return bridge
 
