@@ -135,11 +135,14 @@ class Acknowledgements:
             ending.hand_over()
         try:
             self._send_all()
-        except Interrupt:
-            # It was meant for an actor that has ended. Other threads have left their own to this one.
+        except BaseException as error:
+            # It may have come between a lock and its `try`. Other threads have left their own to this one.
             for lock in (self._settling, self._sending):
                 with suppress(RuntimeError):  # it is not this thread's
                     lock.release()
+            if not isinstance(error, Interrupt):
+                raise
+            # It was meant for an actor that has ended.
             self._send_all()
 
     def _send_all(self) -> None:

@@ -16,7 +16,7 @@ from ..rules.decision import DeadLettered, Decision, decide
 from ..rules.failures import MAX_MESSAGE, ErrorMap, Errors, Failure, Outcome, cut, outcome_of, safe_repr
 from ..rules.job import Header, Job, encode
 from ..rules.policy import AnyPartial, check_errors
-from ..store import MEMORY, Parked
+from ..store import MEMORY, Parked, Reservation
 from . import events
 from .carrying import Carrying, Settling
 from .context import Context
@@ -201,16 +201,22 @@ class Engine:
         begun: Begun = self.early(admitted.job) or admitted
         if isinstance(begun, Postpone):
             return begun
-        if reserve:
-            begun = self.reservations.reserve(
-                admitted, _sender(job, bare, publication), can_wait=can_wait, wait=wait, gone=redelivered
-            )
-        if isinstance(begun, Run) and begun.job.operation:
-            self.settling.tell_operation(begun.job, None)
-        if isinstance(begun, Run) and self.context.events.listeners:
-            job = begun.job
-            # The attempt is reserved: no error may keep the job from its handler any more.
-            harmless(job, lambda: self.context.events.emit([events.started(job, self.now())]))
+        try:
+            if reserve:
+                begun = self.reservations.reserve(
+                    admitted, _sender(job, bare, publication), can_wait=can_wait, wait=wait, gone=redelivered
+                )
+            if isinstance(begun, Run) and begun.job.operation:
+                self.settling.tell_operation(begun.job, None)
+            if isinstance(begun, Run) and self.context.events.listeners:
+                job = begun.job
+                # The attempt is reserved: no error may keep the job from its handler any more.
+                harmless(job, lambda: self.context.events.emit([events.started(job, self.now())]))
+        except BaseException:
+            # Not only a StoreError: memory may run out, or an interrupt may break in.
+            if reserve and self.reservations.heart:
+                self.reservations.heart.forgo(Reservation(admitted.job.key, admitted.job.fence))
+            raise
         return begun
 
     def early(self, job: Job) -> Postpone | None:

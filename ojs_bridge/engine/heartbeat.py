@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..errors import StoreError
-from ..store import Reservation, Settle, Store
+from ..errors import StoreError, Unstorable
+from ..store import KEEP, Reservation, Settle, Store
 from .threads import keep_going, starting
 
 logger = logging.getLogger("ojs_bridge")
@@ -207,6 +207,15 @@ class Heartbeat:
         if self.holds(reservation) and self._live.pop(reservation, self) is not self:
             self._orphans.add(reservation)
 
+    def forgo(self, reservation: Reservation) -> None:
+        """Release a reservation that this thread has just made, since its handler does not begin."""
+        greenlet, thread = sys.modules.get("greenlet"), threading.current_thread()
+        if self._live.get(reservation) in (thread, greenlet.getcurrent() if greenlet else thread):
+            self.abandon(reservation)
+            with suppress(StoreError):
+                self._store.release(Settle(reservation, self.holder, self._clock() + KEEP))
+                self._orphans.discard(reservation)
+
     def holds(self, reservation: Reservation) -> bool:
         """Return whether this process extends a reservation."""
         return self._pid == os.getpid() and reservation in self._live
@@ -288,8 +297,10 @@ class Heartbeat:
         """Note that the store was late with an answer."""
         self._late = time.monotonic()
 
-    def missed(self) -> None:
-        """Note that the store could not be reached."""
+    def missed(self, error: BaseException) -> None:
+        """Note that the store could not be reached, unless it was, and refused what it was asked."""
+        if isinstance(error, Unstorable):
+            return
         here = self._late = time.monotonic()
         if here >= self._blind_until:
             self._blind_since = here
@@ -343,7 +354,7 @@ class Heartbeat:
                 self._extend()
                 self._store.clear(self.family)
             self._cleared = asked
-            if time.monotonic() >= self._due or self._unsettled:
+            if time.monotonic() >= self._due or self._unsettled or self._unreleased:
                 try:
                     self._catch_up()
                 finally:
@@ -354,7 +365,7 @@ class Heartbeat:
             self._pause = self._soon
         except BaseException as error:
             # If the heartbeat stopped, other workers would take over every live job.
-            self.missed()
+            self.missed(error)
             self._pause, self._due = min(_REPEAT, self._between), 0.0
             if not isinstance(error, StoreError):
                 raise
@@ -371,7 +382,9 @@ class Heartbeat:
         orphans = tuple(self._orphans)
         # What was begun anew meanwhile is another run.
         if over := [reservation for reservation in orphans if reservation not in self._live]:
-            self._store.extend(over, holder=self.holder, until=self._clock())
+            # Long ago, for whoever asks in an outage or after it.
+            until = self.asks_as_of(self._clock()) - self._length - timedelta(seconds=1)
+            self._store.extend(over, holder=self.holder, until=until)
         self._orphans.difference_update(orphans)
 
     def _catch_up(self) -> None:

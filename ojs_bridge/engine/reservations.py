@@ -138,8 +138,6 @@ class Reservations:
             logger.exception("job %s: runs without a reservation", run.job)
             return run
         reserved = Run(job, run.policy, run.task, run.since, reservation)
-        if answer.grant is _TAKEN or answer.grant is _LOST:
-            heart.extend(reservation)
         if answer.grant is _TAKEN:
             return reserved
         if answer.grant is Grant.HELD and heart.is_orphaned(answer.holder):
@@ -389,13 +387,13 @@ class Reservations:
                     now=as_of or heart.asks_as_of(now),
                     until=now + self._length,
                 )
+                if answer.grant is _TAKEN or answer.grant is _LOST:
+                    heart.extend(wanted)
                 if answer.grant is Grant.HELD and self._clock() - now > LATE:
                     heart.was_late()
                 return answer
-            except BaseException as error:
-                # Not only a StoreError: a soft time limit may break in, too.
-                if not isinstance(error, Unstorable):
-                    heart.missed()
+            except StoreError as error:
+                heart.missed(error)
                 raise
 
         retry = self._retry
@@ -408,7 +406,8 @@ class Reservations:
                         raise
                     retry = StorageRetry.disabled()
         except BaseException as error:
-            # The store may have reserved the attempt all the same, though no worker runs it.
+            # Not only a StoreError: a soft time limit may break in, too. The store may have reserved the
+            # attempt all the same, though no worker runs it.
             if not isinstance(error, Unstorable):
                 mark = f"{heart.holder}:{asked}"
                 heart.release_later(Settle(wanted, heart.holder, self._clock() + KEEP, mark))
