@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from ojs_bridge import Snooze
 from tests.contract.fleet import Fleet, await_runs, end
+from tests.contract.fleets import OnCelery
 from tests.contract.notes import VARIABLE, Noting, Settings, client
 from tests.contract.steps import KEEP, calls, dies, naps, raises, waits_for
 from tests.instrumentation.snippets import DOCS
@@ -21,6 +23,8 @@ from tests.instrumentation.telling import shown
 from tests.on_celery.fleet import in_seconds
 from tests.servers import eventually
 
+#: The events of Celery's workers that say how a run has ended.
+ENDS = ("task-succeeded", "task-retried", "task-failed", "task-rejected", "task-revoked")
 HOOKS = "tests.instrumentation.telling.Hooks"
 OPERATE = "tests.instrumentation.telling.operate"
 #: The page and the heading of a framework's table, the app of Django, and the settings of the workers, also
@@ -71,7 +75,7 @@ JOBS: dict[str, list[Any]] = {
     "stopped and killed": [STOPPED, DIES, [EARLY, DUE], [EARLY, DELAYED], LOST, DELAYED, SUCCEEDS],
 }
 #: Words of a cell that others hear at the side of the rest: no order holds between them.
-SIDES = ("on_|errback", "(before|after)_n?ack", "before_delay")
+SIDES = ("on_|errback", "task-", "(before|after)_n?ack", "before_delay")
 
 
 def table_of(framework: str) -> dict[str, list[list[str]]]:
@@ -137,7 +141,8 @@ class Seen:
     def _heard(self, job: str) -> list[str]:
         told = [name.replace("OSError", "error") for name in self._notes.read("told", job)]
         called = [name for name, *_ in self._notes.read("calls", job) if re.match(SIDES[0], name)]
-        return told + called
+        events = [event for event in self._notes.read("task-events", job) if event in ENDS]
+        return told + called + events
 
     def _reported(self, job: str) -> list[str]:
         # One without the facts of the bridge has the id that Sentry's integration knows.
@@ -183,6 +188,32 @@ def copied(fleet: Fleet, job: str) -> Callable[[], object]:
     messages = f"{queue}:{queue}.msgs"
     ((name, body),) = [each for each in redis.hgetall(messages).items() if job in each[1]]
     return lambda: (redis.hset(messages, name, body), redis.rpush(f"{queue}:{queue}", name))
+
+
+@contextmanager
+def listening(fleet: Fleet) -> Iterator[None]:
+    """Note the events by which a Celery worker tells monitors of jobs."""
+    if not isinstance(fleet, OnCelery):
+        yield
+        return
+    notes, app, stops = Noting(fleet.settings.backend), fleet._fleet.app, threading.Event()
+
+    def note(event: dict[str, Any]) -> None:
+        if "uuid" in event:
+            notes.note("task-events", event["uuid"], event["type"])
+
+    def listen() -> None:
+        with app.connection_for_read() as connection:
+            receiver = app.events.Receiver(connection, handlers={"*": note})
+            while not stops.is_set():
+                with suppress(TimeoutError):
+                    receiver.capture(limit=None, timeout=1, wakeup=False)
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    yield
+    stops.set()
+    thread.join()
 
 
 def send(fleet: Fleet, names: list[str]) -> dict[str, str]:
@@ -236,21 +267,30 @@ def test_others_hear_what_the_docs_say(made: Callable[..., Fleet], framework: st
         instruments = ("telling.django", *settings.instruments)
         settings = replace(settings, **about["django"], instruments=instruments)
     env, seen = {VARIABLE: json.dumps(asdict(settings))}, Seen(fleet, settings)
-    fleet.start(4, **env).await_ready()
-    jobs = send(fleet, said.jobs)
-    # A worker that is stopped at once tells no more of what has just ended.
-    with suppress(TimeoutError):
-        eventually(lambda: not different(said, seen, jobs, columns), seconds=20)
-    assert different(said, seen, jobs, columns) == []
-    job = jobs["stopped and killed"] = fleet.send(task_of(fleet), naps(60), naps(60), "ok", policy=SOON)
-    await_runs(fleet, job)
-    fleet.worker.process.send_signal(fleet.hurry)
-    fleet.start(4, **env).await_ready()
-    await_runs(fleet, job, runs=2)
-    fleet.worker.kill()
-    fleet.start(4, **env).await_ready()
-    end(fleet, job)
-    fleet.worker.stop()
-    assert {*jobs} == {*said.jobs}
-    found = different(said, seen, jobs, columns)
-    assert not found, "\n".join(found)
+    options = ("-E",) if framework == "celery" else ()
+
+    def compare(jobs: dict[str, str]) -> None:
+        with suppress(TimeoutError):
+            eventually(lambda: not different(said, seen, jobs, columns), seconds=20)
+        found = different(said, seen, jobs, columns)
+        assert not found, "\n".join(found)
+
+    with listening(fleet):
+        fleet.start(4, *options, **env).await_ready()
+        jobs = send(fleet, said.jobs)
+        # A worker that is stopped at once tells no more of what has just ended.
+        compare(jobs)
+        job = jobs["stopped and killed"] = fleet.send(task_of(fleet), naps(60), naps(60), "ok", policy=SOON)
+        await_runs(fleet, job)
+        if framework == "celery":
+            # Celery's main process ends no run of which it has not heard yet.
+            eventually(lambda: "task-started" in Noting(settings.backend).read("task-events", job))
+        fleet.worker.process.send_signal(fleet.hurry)
+        fleet.start(4, *options, **env).await_ready()
+        await_runs(fleet, job, runs=2)
+        fleet.worker.kill()
+        fleet.start(4, *options, **env).await_ready()
+        end(fleet, job)
+        fleet.worker.stop()
+        assert {*jobs} == {*said.jobs}
+        compare(jobs)

@@ -67,17 +67,17 @@ PARTIALS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"min_backoff": 0, "max_backoff": 0}, {"initial_interval": "PT0.001S", "max_interval": "PT0.001S"}),
     ({"min_backoff": 0}, {"initial_interval": "PT0.001S", "max_interval": "PT0.001S"}),
     ({"min_backoff": 0, "max_backoff": 5000}, {"initial_interval": "PT0.001S", "max_interval": "PT0.001S"}),
-    ({"min_backoff": 100}, {"initial_interval": "PT0.15S", "max_interval": "P7D"}),
-    ({"min_backoff": 10**400}, {"initial_interval": "P7D", "max_interval": "P7D"}),
+    ({"min_backoff": 100}, {"initial_interval": "PT0.15S", "max_interval": "PT168H"}),
+    ({"min_backoff": 10**400}, {"initial_interval": "PT168H", "max_interval": "PT168H"}),
     ({"max_backoff": 1000}, {"initial_interval": "PT1S", "max_interval": "PT1S"}),
-    ({"max_backoff": 10**30}, {"initial_interval": "PT22.5S", "max_interval": "P7D"}),
+    ({"max_backoff": 10**30}, {"initial_interval": "PT22.5S", "max_interval": "PT168H"}),
     ({"min_backoff": -5}, {"initial_interval": "PT0.001S", "max_interval": "PT0.001S"}),
     (
         {"min_backoff": Decimal(100), "max_backoff": -5},
         {"initial_interval": "PT0.001S", "max_interval": "PT0.001S"},
     ),
-    ({"min_backoff": timedelta(seconds=2)}, {"initial_interval": "PT3S", "max_interval": "P7D"}),
-    ({"min_backoff": True}, {"initial_interval": "PT0.0015S", "max_interval": "P7D"}),
+    ({"min_backoff": timedelta(seconds=2)}, {"initial_interval": "PT3S", "max_interval": "PT168H"}),
+    ({"min_backoff": True}, {"initial_interval": "PT0.0015S", "max_interval": "PT168H"}),
 ]
 
 
