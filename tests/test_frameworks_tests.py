@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from scripts.native.__main__ import NOT_EXPLAINED, Runner, Suite
+from scripts.native.__main__ import NOT_EXPLAINED, PAGE, Runner, Suite
+from scripts.native.reasons import REASONS
 
 TESTS = """
 from pathlib import Path
@@ -56,3 +57,9 @@ def test_a_difference_is_named(tmp_path: Path) -> None:
         f"| `test_both.py` `test_of_a_subtest` | 1 | passed, failed | {NOT_EXPLAINED} |",
         f"| `test_both.py` `test_of_an_app` | 2 | passed, failed | {NOT_EXPLAINED} |",
     ]
+
+
+def test_the_page_explains_each_difference() -> None:
+    rows = [line for line in PAGE.read_text("utf-8").splitlines() if line.startswith("| `")]
+    assert rows
+    assert {row.split(" | ")[-1].removesuffix(" |") for row in rows} <= set(REASONS.values())
