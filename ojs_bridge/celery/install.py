@@ -73,14 +73,15 @@ def install(
 ) -> Bridge:
     """Put a whole app, or the tasks that `policies` names, under the bridge without touching their code.
 
-    `policies` maps task name patterns to partial policies, or is the path of a TOML or JSON file of them;
-    tasks that no pattern names stay as they are. Without it the configured ones count (OJS_BRIDGE_POLICIES);
-    without those every task of the app is under the bridge. `canary` is the percentage of their jobs that is,
-    or maps task name patterns to percentages (OJS_BRIDGE_CANARY); Celery itself runs the others, but for
-    those that bring a policy of their own. `in_flight` is about jobs that were retried natively more often
-    than their policy allows: `"counted"`, they end at their next failure, or `"afresh"`, they begin at
-    attempt 1. Returns the bridge. Raises InvalidRetryPolicy, and ConfigurationError for an app that already
-    has another bridge, for what is not a percentage and for another `in_flight`.
+    `policies` maps task name patterns to partial policies, or is the path of a TOML or JSON file of them; an
+    entry's `acks_late` becomes that of its tasks. Tasks that no pattern names stay as they are. Without it
+    the configured ones count (OJS_BRIDGE_POLICIES); without those every task of the app is under the bridge.
+    `canary` is the percentage of their jobs that is, or maps task name patterns to percentages
+    (OJS_BRIDGE_CANARY); Celery itself runs the others, but for those that bring a policy of their own.
+    `in_flight` is about jobs that were retried natively more often than their policy allows: `"counted"`,
+    they end at their next failure, or `"afresh"`, they begin at attempt 1. Returns the bridge. Raises
+    InvalidRetryPolicy, and ConfigurationError for an app that already has another bridge, for what is not a
+    percentage and for another `in_flight`.
     """
     if bridge is not None and not isinstance(bridge, Bridge):
         raise ConfigurationError(f"install: {bridge!r} is no Bridge; policies have the name policies=")
@@ -132,7 +133,8 @@ def _adopt(task: Task, app: Celery) -> None:
     """Put a registered task under the bridge if a policy names it; its own class stays its base."""
     if getattr(task, "ojs_bridged", False) or _LEFT in vars(task) or task.name.startswith("celery."):
         return
-    if policies_of(app).of(task.name) is None and getattr(task, RETRY_OPTION, None) is None:
+    installed = policies_of(app).of(task.name)
+    if installed is None and getattr(task, RETRY_OPTION, None) is None:
         return
     why, outside = unreadable(task), outside_of(task)
     if why is None:
@@ -144,6 +146,8 @@ def _adopt(task: Task, app: Celery) -> None:
         setattr(task, _LEFT, why)
         logger.warning("task %s stays native: %s", task.name, why)
         return
+    if installed and installed.acks_late is not None:
+        task.acks_late = installed.acks_late
     if compat.orig_run.name in vars(task):
         setattr(task, AUTORETRYING, task.run)
         # The policy retries; autoretry_for says only which errors are retried.

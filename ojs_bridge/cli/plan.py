@@ -40,10 +40,12 @@ _STATEMENTS = 12
 _NAMES = 4
 #: The hazards that lose jobs, double them or never end them, the worst first; `--all` shows the others.
 _SERIOUS = (
-    *("stays-native", "no-retries", "reject-without-acks-late", "beyond-visibility-timeout"),
+    *("acks-early", "stays-native", "no-retries", "reject-without-acks-late", "beyond-visibility-timeout"),
     *("beyond-consumer-timeout", "poison-job", "over-run", "infinite-retries", "retry-when", "expires"),
     *("age-limit", "unused-autoretry", "unused-retry-options"),
 )
+#: The hazards of a Celery task that loses a job when its worker is killed.
+_LOSING = {"acks-early", "reject-without-acks-late"}
 #: The fields of a policy that say how long a retry waits.
 _WAITS = ("initial_interval", "max_interval", "backoff_strategy", "backoff_coefficient", "jitter")
 
@@ -78,6 +80,14 @@ class Answer:
             "--diff", metavar="FILE", help="Only show how this file differs from the plan; exit 1 if it does."
         ),
     ] = None
+    protect: Annotated[
+        bool,
+        Option(
+            "--protect",
+            help="Plan Celery's tasks so that no job is lost when its worker is killed: with acks_late, and "
+            "with attempts left.",
+        ),
+    ] = False
     verify: Annotated[
         bool,
         Option(
@@ -116,7 +126,7 @@ def plan(
         check_path(answer.file)
     with _traceback(shown=answer.debug):
         loaded = app_of(app, modules or ())
-        planned = _of(loaded, tasks or ())
+        planned = _of(loaded, tasks or (), protect=answer.protect)
     if answer.verify:
         planned = _verified(loaded, planned)
     if answer.other is not None:
@@ -145,13 +155,13 @@ def _traceback(*, shown: bool) -> Iterator[None]:
         raise
 
 
-def _of(app: Any, names: Sequence[str]) -> list[Planned]:
+def _of(app: Any, names: Sequence[str], *, protect: bool) -> list[Planned]:
     """Return the plan of an app or broker; raises ConfigurationError for a name that matches no task."""
     if is_celery(app):
         from ..migration.plan.celery import of_celery
 
         load_tasks(app)
-        return of_celery(app, names)
+        return of_celery(app, names, protect=protect)
     from ..migration.plan.dramatiq import of_dramatiq
 
     return of_dramatiq(app, names)
@@ -207,6 +217,8 @@ def show_all(app: str, planned: Sequence[Planned]) -> None:
 
 
 def _counts(planned: Sequence[Planned]) -> str:
+    losing = sum(not _LOSING.isdisjoint(hazard.name for hazard in one.hazards) for one in planned)
+    lose = f"; running jobs of {losing:,} are lost when a worker is killed (acks_late is off): see --protect"
     counts = {
         "do exactly what they do today": sum(one.exact for one in planned),
         "change": sum(one.policy is not None and not one.exact for one in planned),
@@ -214,7 +226,8 @@ def _counts(planned: Sequence[Planned]) -> str:
     }
     changes = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     checked = f"; {ran:,} measured" if (ran := sum(one.measured for one in planned)) else ""
-    return f"{counted(len(planned), 'task', 'tasks')}; under the policies {changes}{checked}"
+    tasks = counted(len(planned), "task", "tasks") + lose * bool(losing)
+    return f"{tasks}; under the policies {changes}{checked}"
 
 
 def _worst(one: Planned) -> Iterator[tuple[int, str]]:
@@ -340,6 +353,8 @@ def differences(file: str, planned: Sequence[Planned], *, whole: bool = True) ->
             yield from (f"{plain(one.name)}: {text}" for text in _unlike(installed.policies, one.policy))
             if one.retry_on and not (installed.retry_on and installed.retry_on.is_asked):
                 yield f"{plain(one.name)}: retry_on is not {one.retry_on!r} in the file"
+            if one.acks_late and not installed.acks_late:
+                yield f"{plain(one.name)}: acks_late is not true in the file"
 
 
 def _unlike(layers: Sequence[AnyPartial], planned: AnyPartial) -> Iterator[str]:

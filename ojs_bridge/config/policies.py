@@ -24,7 +24,7 @@ else:
 
 logger = logging.getLogger("ojs_bridge")
 
-_RETRY_ON = "retry_on"
+_RETRY_ON, _ACKS_LATE = "retry_on", "acks_late"
 #: The most bytes of a file, and the most parts of a key: the time to read it grows with their square.
 _MAX_FILE, _MAX_PARTS = 1024 * 1024, 32
 _MANY_PARTS = re.compile(
@@ -65,10 +65,14 @@ class EntryFields(PolicyFields, total=False):
     """The fields of an entry of `policies`, for a type checker."""
 
     retry_on: RetryOnLike | None
+    acks_late: bool | None
 
 
 PolicyEntry: TypeAlias = "EntryFields | RetryPolicy"
-"""An entry of `policies`: a partial policy, which may have a `retry_on` among its fields."""
+"""An entry of `policies`: a partial policy, which may have a `retry_on` among its fields.
+
+For Celery it may also have `acks_late`, which becomes the option of the tasks.
+"""
 
 #: The `policies` of an `install`: partial policies by name pattern, or the path of a file of them.
 PoliciesOrFile: TypeAlias = "Mapping[str, PolicyEntry] | str | os.PathLike[str]"
@@ -76,29 +80,33 @@ PoliciesOrFile: TypeAlias = "Mapping[str, PolicyEntry] | str | os.PathLike[str]"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry of `policies`: a partial policy, and its `retry_on`, if there is one."""
+    """An entry of `policies`: a partial policy, and its `retry_on` and `acks_late`, if there are any."""
 
     policy: AnyPartial
     retry_on: RetryOn | None = None
+    acks_late: bool | None = None
 
 
 class Installed(NamedTuple):
-    """All that an `install` says of a name: partial policies, a later one wins, and the last `retry_on`."""
+    """All that an `install` says of a name: partial policies, of which a later one wins, and the rest."""
 
     policies: Sequence[AnyPartial] = ()
     retry_on: RetryOn | None = None
+    acks_late: bool | None = None
 
 
 def read_entry(entry: AnyPartial, place: str) -> Entry:
-    """Read an entry; raises ConfigurationError for an invalid `retry_on`, after its `place`.
+    """Read an entry; raises ConfigurationError for an invalid `retry_on` or `acks_late`, after its `place`.
 
     The partial policy is not checked.
     """
     if not isinstance(entry, Mapping):
         return Entry(entry)
-    said = entry.get(_RETRY_ON)
-    partial = {name: value for name, value in entry.items() if name != _RETRY_ON}
-    return Entry(partial, None if said is None else RetryOn(said, f"{place}: {_RETRY_ON}"))
+    said, late = entry.get(_RETRY_ON), entry.get(_ACKS_LATE)
+    if not (late is None or isinstance(late, bool)):
+        raise ConfigurationError(f"{place}: {_ACKS_LATE}: {late!r:.100} must be a boolean")
+    partial = {name: value for name, value in entry.items() if name not in (_RETRY_ON, _ACKS_LATE)}
+    return Entry(partial, None if said is None else RetryOn(said, f"{place}: {_RETRY_ON}"), late)
 
 
 def _checked(entry: AnyPartial, place: str) -> Entry:
@@ -134,8 +142,9 @@ class Policies:
         if not named and self._policies is not None:
             return None
         entries = [*self._default, *named]
-        last = [entry.retry_on for entry in entries if entry.retry_on][-1:]
-        return Installed([entry.policy for entry in entries], *last)
+        said = [None, *(entry.retry_on for entry in entries if entry.retry_on)]
+        late = [None, *(entry.acks_late for entry in entries if entry.acks_late is not None)]
+        return Installed([entry.policy for entry in entries], said[-1], late[-1])
 
     def _entries_of(self, policies: Mapping[str, AnyPartial]) -> Iterator[tuple[str, Entry]]:
         for pattern, entry in policies.items():
@@ -148,12 +157,14 @@ class Policies:
     def check(self, names: Iterable[str], what: str) -> None:
         """Raise ConfigurationError for a pattern that matches no name; `what` is a task or an actor.
 
-        And for an exception class of `retry_on` that cannot be imported.
+        And for an exception class of `retry_on` that cannot be imported, and for an actor's `acks_late`.
         """
         known = list(names)
         for entry in (*self._default, *(self._policies or {}).values()):
             if entry.retry_on:
                 entry.retry_on.resolve()
+            if entry.acks_late is not None and what != "task":
+                raise ConfigurationError(f"{self._place}{_ACKS_LATE}: is an option of Celery's tasks alone")
         for pattern in self._policies or ():
             if not any(matches(name, pattern) for name in known):
                 raise ConfigurationError(f"{self._place}policies[{pattern!r}] names no {what}")

@@ -149,7 +149,7 @@ class Actors:
     def _resolved(self, name: str, options: Mapping[str, Any], installed: Installed) -> TaskPolicy:
         own, said = options.get(RETRY_OPTION), options.get(RETRY_ON_OPTION)
         native = Layers(options=options_as_policy(options)) if own is not None else self._native(options)
-        policies, retry_on = installed
+        policies, retry_on, _ = installed
         try:
             if said is not None:
                 retry_on = RetryOn(said, f"actor {name}: {RETRY_ON_OPTION}")

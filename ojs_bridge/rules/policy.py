@@ -364,6 +364,7 @@ _RULES = {
     "literal_error": "must be one of {expected}",
 }
 _FIELD_RULES = {
+    "acks_late": "stands beside a policy, in an entry of `policies`, or is an option of a Celery task",
     "retry_on": "stands beside a policy, in an entry of `policies`, @ojs_task(retry_on=) or ojs_retry_on",
     "jitter": "must be a boolean, or in Python a Jitter or another callable",
     "backoff_strategy": "must be 'exponential', 'linear', 'polynomial' or 'none', or in Python a callable",

@@ -221,3 +221,18 @@ def test_an_invalid_argument() -> None:
         the_policies(7)  # type: ignore[arg-type]
     assert str(error.value).startswith("policies: 7 must map names to partial policies, or be a file of them")
     assert isinstance(the_policies({}), Policies)
+
+
+def test_an_entry_says_how_its_tasks_are_acknowledged(tmp_path: Path) -> None:
+    """It stands beside the policy; the last pattern wins, and only tasks have it."""
+    file = tmp_path / "p.toml"
+    file.write_text('[default]\nacks_late = true\n[policies."a.*"]\n[policies."a.b"]\nacks_late = false\n')
+    policies = load(file)
+    found = [installed and installed.acks_late for installed in map(policies.of, ("a.c", "a.b", "c"))]
+    assert found == [True, False, None]
+    policies.check(["a.b", "a.c"], "task")
+    with pytest.raises(ConfigurationError, match="acks_late: is an option of Celery's tasks alone"):
+        policies.check(["a.b", "a.c"], "actor")
+    file.write_text('[policies."a.*"]\nacks_late = "yes"\n')
+    with pytest.raises(InvalidRetryPolicy, match="acks_late: 'yes' must be a boolean"):
+        load(file)

@@ -18,6 +18,7 @@ from ojs_bridge import Bridge
 from ojs_bridge.celery import install
 from ojs_bridge.celery.attach import is_bridged
 from ojs_bridge.cli.plan import _statements, _worst
+from ojs_bridge.migration.plan.celery import of_celery
 from tests.migration.planning import app_with, only
 
 AUTO: dict[str, Any] = {"autoretry_for": (OSError,)}
@@ -102,6 +103,8 @@ THERE: list[tuple[str, Any, dict[str, Any], dict[str, Any], str]] = [
     ("time-limit", fails, {**AUTO, "time_limit": 30}, {}, "time_limit=30 ends a job at once"),
     ("time-limit", asks, BOUND, {"task_time_limit": 40}, "time_limit=40"),
     ("expires", fails, {**AUTO, "expires": 500}, {}, "the retries take up to 9 min"),
+    ("acks-early", fails, {}, {}, "acks_late is off: a job that runs when its worker is killed is lost"),
+    ("acks-early", fails, AUTO, {}, "is lost"),
     ("acks-late-alone", fails, {"acks_late": True}, {}, "acks_late=True without reject_on_worker_lost"),
     ("acks-late-alone", fails, {}, {"task_acks_late": True}, "not run again"),
     ("reject-without-acks-late", fails, {"reject_on_worker_lost": True}, {}, "no effect without acks_late"),
@@ -234,3 +237,28 @@ def test_a_task_whose_class_cannot_be_taken_over(caplog: pytest.LogCaptureFixtur
     assert [is_bridged(app.tasks[name]) for name in ("job", "other")] == [False, True]
     assert type(app.tasks["job"]).__mro__[1] is Single
     assert app.tasks["job"].apply().state == "FAILURE"
+
+
+#: a task -> its entry under a plan that protects its jobs
+PROTECTED: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    (fails, {}, {}, {"acks_late": True, "retry_on": "asked", "max_attempts": 3}),
+    (fails, {"acks_late": True}, {}, {"retry_on": "asked", "max_attempts": 3}),
+    (fails, {}, {"task_acks_late": True}, {"retry_on": "asked", "max_attempts": 3}),
+    (fails, {**AUTO, "max_retries": 5}, {}, {"acks_late": True, "max_attempts": 6}),
+    (asks, {**BOUND, "max_retries": 0}, {}, {"acks_late": True, "max_attempts": 1}),
+]
+
+
+@pytest.mark.parametrize(("body", "options", "conf", "entry"), PROTECTED)
+def test_a_plan_that_protects(
+    body: Any, options: dict[str, Any], conf: dict[str, Any], entry: dict[str, Any]
+) -> None:
+    """Each task has `acks_late`; one that retries nothing has attempts for a worker that is killed."""
+    (found,) = of_celery(app_with(body, conf, **options), protect=True)
+    assert {
+        name: value
+        for name, value in found.entry.items()
+        if name in ("acks_late", "retry_on", "max_attempts")
+    } == entry
+    assert ("acks_late" in found.entry) is any(text.startswith("acks_late:") for text in found.differences)
+    assert not (found.exact and "acks_late" in found.entry)

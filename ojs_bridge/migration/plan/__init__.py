@@ -120,6 +120,8 @@ class Planned:
     hazards: tuple[Hazard, ...] = ()
     #: The `retry_on` for `install`. With None, the task's own options say which failures are retried.
     retry_on: str | None = None
+    #: The `acks_late` for `install`, which keeps a Celery task's job when its worker is killed.
+    acks_late: bool | None = None
     #: The lines that leave the retries open.
     open: tuple[Open, ...] = ()
     #: The reason why the task could not be read.
@@ -136,8 +138,9 @@ class Planned:
 
     @property
     def entry(self) -> EntryFields:
-        """The task's entry among the `policies` of an `install`: the policy, and `retry_on` beside it."""
-        said = {"retry_on": self.retry_on} if self.retry_on else {}
+        """The task's entry among the `policies` of an `install`: the policy, and what stands beside it."""
+        beside = {"acks_late": self.acks_late, "retry_on": self.retry_on}
+        said = {name: value for name, value in beside.items() if value is not None}
         return cast("EntryFields", {**said, **(self.policy or {})})
 
     @property

@@ -52,37 +52,47 @@ from .native import Fleet, Reading, autoretries, read
 _ON_REDIS = ("redis", "sentinel", "valkey")
 #: RabbitMQ's default wait for an acknowledgement, in seconds.
 _CONSUMER_TIMEOUT = 1800.0
+#: The policy of a task that runs once, and the attempts of a protected one.
+ONCE, ATTEMPTS = {"max_attempts": 1}, 3
+PROTECTED = "acks_late: a job whose worker is killed runs again, as often as its policy says, and is not lost"
 #: Options that Celery reads for the automatic retries alone.
 _OF_AUTORETRY = ("retry_backoff", "retry_backoff_max", "retry_kwargs", "dont_autoretry_for")
 
 
-def of_celery(app: Celery, names: Collection[str] = ()) -> list[Planned]:
+def of_celery(app: Celery, names: Collection[str] = (), *, protect: bool = False) -> list[Planned]:
     """Return the plans of an app's tasks, sorted by name, without Celery's own tasks.
 
-    With `names`, patterns such as `billing.*`, only of the tasks that match one. Options and source are read.
+    With `names`, patterns such as `billing.*`, only of the tasks that match one. With `protect` no task loses
+    a job whose worker is killed: each has `acks_late`, and attempts left. Options and source are read.
     Nothing is run or sent, and no broker is asked. Raises ConfigurationError for a name that matches no task.
     """
     fleet = Fleet(app)
     known = (name for name in app.tasks if not name.startswith("celery."))
-    return planned(known, names, "task", lambda name: _plan(app, fleet, app.tasks[name]))
+    return planned(known, names, "task", lambda name: _plan(app, fleet, app.tasks[name], protect=protect))
 
 
-def _plan(app: Celery, fleet: Fleet, task: Task) -> Planned:
+def _plan(app: Celery, fleet: Fleet, task: Task, *, protect: bool) -> Planned:
     if is_bridged(task) and task.ojs_native is None:
         # The policy of an `@ojs_task` is read without giving the app a bridge.
         is_attached = POLICIES in vars(app)
         resolved = task_policy(app, task).policy if is_attached else RetryPolicy.merge(task.ojs_retry)
         return already_ojs(task.name, "is an ojs_task", resolved, task.ojs_retry)
     reading = read(fleet, task)
-    policy = _policy_of(reading)
+    policy, is_late = _policy_of(reading), protect and not task.acks_late
+    differences = () if policy is None else tuple(_differences_of(reading, policy))
+    if protect and policy is not None and reading.native.runs == 1 and not reading.is_retried:
+        policy = {"max_attempts": ATTEMPTS}
+    if is_late and policy is not None:
+        differences = (*differences, PROTECTED)
     asks = bool(policy) and reading.is_retried and reading.native.runs != 1 and not autoretries(task)
     return Planned(
         task.name,
         reading.native,
         policy,
-        () if policy is None else tuple(_differences_of(reading, policy)),
+        differences,
         tuple(dict.fromkeys(_hazards(app, reading))),
-        retry_on="asked" if asks or (policy == {} and reading.native.runs == 1) else None,
+        retry_on="asked" if asks or (reading.native.runs == 1 and policy not in (None, ONCE)) else None,
+        acks_late=True if is_late and policy is not None else None,
         open=reading.open,
     )
 
@@ -98,7 +108,7 @@ def _policy_of(reading: Reading) -> dict[str, Any] | None:
         return None
     if runs == 1:
         again = task.acks_late or getattr(task, "retry_on_worker_lost", False)
-        return {} if again and not reading.is_retried else {"max_attempts": 1}
+        return {} if again and not reading.is_retried else ONCE
     if waits == NOT_KNOWN or (not autoretries(task) and len({*waits}) > 1):
         return {}  # any number would take the place of those in the code
     beneath = in_ojs(options_as_policy(task))
@@ -240,6 +250,8 @@ def _of_lost_workers(task: Task) -> Iterator[Hazard]:
             "reject_on_worker_lost=True has no effect without acks_late: the message is gone before the task "
             "runs, and a killed worker loses it",
         )
+    else:
+        yield Hazard("acks-early", "acks_late is off: a job that runs when its worker is killed is lost")
 
 
 def _of_options(app: Celery, task: Task) -> Iterator[Hazard]:
