@@ -37,7 +37,7 @@ def test_a_retry_without_a_limit(parked: Bridge, store: str) -> None:
     [one] = parked.store.list_parked(Filter("default", "billing.charge"), limit=9, cursor=None).retries
     parked.store.park(replace(one, id="r-9", key="r-9", max_attempts=LARGEST))
     told = run("retries", "list", store=store).out
-    assert "1 (no limit)" in told
+    assert "2 (no limit)" in told
     assert str(LARGEST) not in told
 
 
@@ -53,7 +53,7 @@ def test_listing(store: str) -> None:
     assert "there may be more: --cursor " in page.err
     assert len(run("retries", "list", "--json", "--all", "--queue", "default", store=store).json) == 3
     told = run("retries", "list", store=store).out
-    assert "1/5" in told  # the second attempt has not begun
+    assert "2/5" in told  # the second attempt is due
     assert "retry 1 in 1 h" in told
     narrow = run("retries", "list", store=store, COLUMNS="60").out.splitlines()
     assert [line.split()[0] for line in narrow if line.startswith("r-")] == ["r-0", "r-1", "r-2"]
