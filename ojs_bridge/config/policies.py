@@ -163,7 +163,7 @@ class Policies:
         for entry in (*self._default, *(self._policies or {}).values()):
             if entry.retry_on:
                 entry.retry_on.resolve()
-            if entry.acks_late is not None and what != "task":
+            if entry.acks_late is not None and what.startswith("actor"):
                 raise ConfigurationError(f"{self._place}{_ACKS_LATE}: is an option of Celery's tasks alone")
         for pattern in self._policies or ():
             if not any(matches(name, pattern) for name in known):

@@ -277,10 +277,10 @@ def test_the_summary_has_what_matters(ran: dict[str, Ran]) -> None:
     assert "counts-retries" not in first
     assert "counts-retries: max_retries=3" in every
     assert "verdict read runs endless waits 15 s to 30 s" in every
-    assert "mail.send" not in ran["a Celery app"].out
-    assert "2 tasks; under the policies 1 do exactly what they do today, 1 change" in " ".join(
-        ran["a Celery app"].out.split()
-    )
+    celery = " ".join(ran["a Celery app"].out.split())
+    lost = "running jobs of 2 are lost when a worker is killed (acks_late is off): see --protect"
+    assert f"2 tasks; {lost}; under the policies 1 do exactly what they do today, 1 change" in celery
+    assert celery.count("mail.send") == 1  # it is the other task that loses them
 
 
 def test_a_large_fleet_fits_a_screen(
@@ -373,7 +373,7 @@ def test_numbers_of_the_code_itself(folder: Path) -> None:
         cwd=folder,
     )
     told = [" ".join(one.out.split()) for one in (summary, every)]
-    assert "3 tasks; under the policies 2 do exactly what they do today, 1 are not known" in told[0]
+    assert "under the policies 2 do exactly what they do today, 1 are not known" in told[0]
     for text in told:
         assert "install without a file moves it, too, with its native numbers" in text
     assert "runs 5 waits as its code says together as its code says" in told[1]

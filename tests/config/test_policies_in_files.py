@@ -232,7 +232,7 @@ def test_an_entry_says_how_its_tasks_are_acknowledged(tmp_path: Path) -> None:
     assert found == [True, False, None]
     policies.check(["a.b", "a.c"], "task")
     with pytest.raises(ConfigurationError, match="acks_late: is an option of Celery's tasks alone"):
-        policies.check(["a.b", "a.c"], "actor")
+        policies.check(["a.b", "a.c"], "actor of this broker")
     file.write_text('[policies."a.*"]\nacks_late = "yes"\n')
     with pytest.raises(InvalidRetryPolicy, match="acks_late: 'yes' must be a boolean"):
         load(file)
