@@ -142,8 +142,8 @@ class Policies:
         if not named and self._policies is not None:
             return None
         entries = [*self._default, *named]
-        said = [None, *(entry.retry_on for entry in entries if entry.retry_on)]
-        late = [None, *(entry.acks_late for entry in entries if entry.acks_late is not None)]
+        said = [entry.retry_on for entry in entries if entry.retry_on] or [None]
+        late = [entry.acks_late for entry in entries if entry.acks_late is not None] or [None]
         return Installed([entry.policy for entry in entries], said[-1], late[-1])
 
     def _entries_of(self, policies: Mapping[str, AnyPartial]) -> Iterator[tuple[str, Entry]]:

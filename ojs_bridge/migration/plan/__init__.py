@@ -139,9 +139,8 @@ class Planned:
     @property
     def entry(self) -> EntryFields:
         """The task's entry among the `policies` of an `install`: the policy, and what stands beside it."""
-        beside = {"acks_late": self.acks_late, "retry_on": self.retry_on}
-        said = {name: value for name, value in beside.items() if value is not None}
-        return cast("EntryFields", {**said, **(self.policy or {})})
+        said = {"acks_late": self.acks_late, "retry_on": self.retry_on, **(self.policy or {})}
+        return cast("EntryFields", {name: value for name, value in said.items() if value is not None})
 
     @property
     def exact(self) -> bool:
