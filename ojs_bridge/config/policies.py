@@ -142,9 +142,11 @@ class Policies:
         if not named and self._policies is not None:
             return None
         entries = [*self._default, *named]
-        said = [entry.retry_on for entry in entries if entry.retry_on] or [None]
-        late = [entry.acks_late for entry in entries if entry.acks_late is not None] or [None]
-        return Installed([entry.policy for entry in entries], said[-1], late[-1])
+        retry_on, acks_late = None, None
+        for entry in entries:
+            retry_on = entry.retry_on or retry_on
+            acks_late = acks_late if entry.acks_late is None else entry.acks_late
+        return Installed([entry.policy for entry in entries], retry_on, acks_late)
 
     def _entries_of(self, policies: Mapping[str, AnyPartial]) -> Iterator[tuple[str, Entry]]:
         for pattern, entry in policies.items():
