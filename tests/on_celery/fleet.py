@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery, signals
+from celery._state import get_current_app
 from celery.contrib.testing.worker import start_worker
 from celery.result import AsyncResult
 from kombu import Queue
@@ -80,7 +81,7 @@ def celery(arguments: list[str], env: Mapping[str, str], log: Path) -> Forked | 
 
 @contextmanager
 def worker_here(app: Celery, **given: Any) -> Iterator[None]:
-    """Have a worker in this process, which leaves the log as it is."""
+    """Have a worker in this process, which leaves the log and the current app as they are."""
 
     def leave(**_: Any) -> None:
         """Stand for a set-up of one's own: Celery then makes none."""
@@ -94,10 +95,13 @@ def worker_here(app: Celery, **given: Any) -> Iterator[None]:
         "shutdown_timeout": 60,
         **given,
     }
+    before = get_current_app()
     signals.setup_logging.connect(leave)
     with start_worker(app, **options):
         yield
     signals.setup_logging.disconnect(leave)
+    # A worker makes its app the current one.
+    before.set_current()
 
 
 class Worker:
