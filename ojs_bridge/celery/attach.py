@@ -83,7 +83,9 @@ def attach(app: Celery, bridge: Bridge | None = None) -> Bridge:
         return own
     prepare(app)
     bridge = app.__dict__.setdefault(BRIDGE, bridge or Bridge())
-    queues = dead_queues.CeleryDeadQueues(app, bridge, lambda name: task_policy(app, app.tasks.get(name)))
+    queues = dead_queues.CeleryDeadQueues(
+        app, bridge, lambda name: task_policy(app, compat.task_in(app.tasks, name))
+    )
     bridge.engine.register(FRAMEWORK, CeleryPublisher(app, bridge), queues)
     if bridge.store:
         signals.task_postrun.connect(settle_success, weak=False)
@@ -362,7 +364,7 @@ def check_task(app: Celery, name: str) -> None:
 
     Raises InvalidRetryPolicy, and ConfigurationError for a native task that has an `ojs_retry`.
     """
-    task = tasks[name] if name in (tasks := compat.tasks(app)) else None
+    task = compat.task_in(compat.tasks(app), name)
     if task is None and name in (declared := vars(app).get(DECLARED, {})):
         check_whole(app, name, declared[name])
     if task is None or _CHECKED in vars(task):
@@ -384,7 +386,7 @@ def check_task(app: Celery, name: str) -> None:
 def header_for(app: Celery, name: str, partial: AnyPartial) -> str:
     """Return the `ojs` header of a job that brings a partial policy; raises InvalidRetryPolicy."""
     engine = attach(app).engine
-    task = tasks[name] if name in (tasks := compat.tasks(app)) else None
+    task = compat.task_in(compat.tasks(app), name)
     if task is not None and not is_bridged(task):
         raise InvalidRetryPolicy([f"{RETRY_OPTION} of {name}: this task is not under the bridge"])
     try:

@@ -227,6 +227,11 @@ put = _testing("_put", _MEMORY, "note the order of the messages of a test")
 put_fanout = _testing("_put_fanout", _MEMORY, "note the order of the messages of a test")
 
 
+def task_in(tasks: Any, name: Any) -> Any:
+    """Return a task of a registry, or None. A registry of a fleet's own may have no `get`."""
+    return tasks[name] if name in tasks else None
+
+
 def warn_outside(app: Celery) -> None:
     """Let Celery's warning of a taken task name point to the line of the user's code."""
     # Celery 5.7 points to the first line outside Celery, which is the bridge's.

@@ -95,7 +95,7 @@ class CeleryDeadQueues:
         return replace(wire, headers=own, queue=queue)
 
     def _kept(self, wire: Wire) -> dict[str, Any]:
-        task = self._app.tasks.get(wire.headers["task"])
+        task = compat.task_in(self._app.tasks, wire.headers["task"])
         return {**to_json(wire), "parameters": [*parameters_of(task.run)] if task else []}
 
     def _ended(self, wire: Wire) -> Job:

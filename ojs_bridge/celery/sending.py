@@ -283,7 +283,7 @@ def is_buried(engine: Engine, app: Celery, wire: Wire, changes: Mapping[str, Any
     except (Unroutable, FrameSyntaxError, struct.error) as error:
         if can_wait and not engine.store_answers():
             raise
-        task = app.tasks.get(wire.headers.get("task"))
+        task = compat.task_in(app.tasks, wire.headers.get("task"))
         kept: Any = Outgoing(wire, changes, parameters=parameters_of(task.run) if task else ()).kept()
         if engine.context.redactor:
             kept, _ = engine.context.redactor.message(kept)

@@ -134,7 +134,7 @@ class Policies:
         self._default = [] if default is None else [_checked(default, f"{place}default")]
         self._policies = None if policies is None else dict(self._entries_of(policies))
         #: Whether there is any entry.
-        self.is_named = bool(self._default or self._policies)
+        self.is_named = bool(self._entries())
 
     def of(self, name: str) -> Installed | None:
         """Return all that the policies say of a name; None if the name stays with its framework."""
@@ -148,6 +148,14 @@ class Policies:
             acks_late = acks_late if entry.acks_late is None else entry.acks_late
         return Installed([entry.policy for entry in entries], retry_on, acks_late)
 
+    @property
+    def acks_late(self) -> bool:
+        """Whether any entry says how its tasks are acknowledged."""
+        return any(entry.acks_late is not None for entry in self._entries())
+
+    def _entries(self) -> Sequence[Entry]:
+        return [*self._default, *(self._policies or {}).values()]
+
     def _entries_of(self, policies: Mapping[str, AnyPartial]) -> Iterator[tuple[str, Entry]]:
         for pattern, entry in policies.items():
             try:
@@ -159,14 +167,12 @@ class Policies:
     def check(self, names: Iterable[str], what: str) -> None:
         """Raise ConfigurationError for a pattern that matches no name; `what` is a task or an actor.
 
-        And for an exception class of `retry_on` that cannot be imported, and for an actor's `acks_late`.
+        And for an exception class of `retry_on` that cannot be imported.
         """
         known = list(names)
-        for entry in (*self._default, *(self._policies or {}).values()):
+        for entry in self._entries():
             if entry.retry_on:
                 entry.retry_on.resolve()
-            if entry.acks_late is not None and what.startswith("actor"):
-                raise ConfigurationError(f"{self._place}{_ACKS_LATE}: is an option of Celery's tasks alone")
         for pattern in self._policies or ():
             if not any(matches(name, pattern) for name in known):
                 raise ConfigurationError(f"{self._place}policies[{pattern!r}] names no {what}")

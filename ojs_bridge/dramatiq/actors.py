@@ -234,10 +234,13 @@ class Actors:
         """Check the set-up as a worker starts, and say in the log which jobs the canary takes.
 
         Raises BootError for a pattern of `policies` that matches none of these names, for a pattern of
-        `canary` that matches no actor with a policy, and for a class in a `retry_on` that cannot be imported.
+        `canary` that matches no actor with a policy, for a class in a `retry_on` that cannot be imported, and
+        for an `acks_late` among the policies.
         """
         moved = [name for name, task in self.tasks.items() if task is not None]
         try:
+            if self._policies.acks_late:
+                raise ConfigurationError("policies: acks_late is an option of Celery's tasks alone")
             self._policies.check(names, "actor of this broker")
             for task in self.tasks.values():
                 if task is not None:

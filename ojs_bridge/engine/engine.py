@@ -25,7 +25,7 @@ from .instruments import Instrument
 from .keeping import Keeping, job_of_parked
 from .layers import Layers, TaskPolicy
 from .reservations import Reservations, Wait
-from .runs import Begun, DeadQueues, Drop, Postpone, Publisher, Refuse, Run
+from .runs import Begun, DeadQueues, Drop, Lost, Postpone, Publisher, Refuse, Run
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -217,6 +217,9 @@ class Engine:
             if reserve and self.reservations.heart:
                 self.reservations.heart.forgo(Reservation(admitted.job.key, admitted.job.fence))
             raise
+        if isinstance(begun, Lost):
+            # Not sooner: what the thread gives back when it is struck has begun before.
+            self.reservations.keep(begun)
         return begun
 
     def early(self, job: Job) -> Postpone | None:

@@ -36,7 +36,7 @@ FLUSH_SECONDS = 2.0
 #: Waits after the store did not answer; returns whether to ask it again.
 Wait: TypeAlias = Callable[[StoreError], bool]
 #: Looked up once, because enumerations are slow and every job comes by here.
-_TAKEN, _LOST, _RESENT = Grant.TAKEN, Grant.LOST, Grant.RESENT
+_TAKEN, _RESENT = Grant.TAKEN, Grant.RESENT
 
 #: The publication of a message whose broker says neither its name nor whether it comes again.
 UNTOLD = "?"
@@ -46,7 +46,7 @@ _AGAIN = 20
 _GONE = Failure(
     VISIBILITY_TIMEOUT, "its worker did not extend the reservation: killed, or cut off from the store"
 )
-_STOPPED = Snoozed(timedelta(), "its worker was killed while it stopped: the job begins anew after a pause")
+_STOPPED = Snoozed(timedelta(), "its worker was killed while it stopped: the job begins anew")
 _DIED = Failure(WORKER_DEATH, "its process died, and its message came to another one of the same pool")
 
 
@@ -310,6 +310,11 @@ class Reservations:
                 "what this process ran may count as lost: its attempts were not given back: %r", error
             )
 
+    def keep(self, lost: Lost) -> None:
+        """Extend the reservation of a lost attempt until it is settled: its handler had begun elsewhere."""
+        if self.heart and lost.run.reservation and not lost.run.abandoned:
+            self.heart.extend(lost.run.reservation)
+
     def hand_over(self, run: Run) -> None:
         """Let another thread than the one that began a run end it."""
         if self.heart and run.reservation:
@@ -387,7 +392,7 @@ class Reservations:
                     now=as_of or heart.asks_as_of(now),
                     until=now + self._length,
                 )
-                if answer.grant is _TAKEN or answer.grant is _LOST:
+                if answer.grant is _TAKEN:
                     heart.extend(wanted)
                 if answer.grant is Grant.HELD and self._clock() - now > LATE:
                     heart.was_late()

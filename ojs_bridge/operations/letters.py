@@ -121,7 +121,8 @@ class Whereabouts:
     @property
     def attempts(self) -> int:
         """The number of attempts that have begun."""
-        return self.entry.attempt - isinstance(self.entry, Parked)
+        # A parked retry has the attempt that is to come.
+        return self.entry.attempt - 1 if isinstance(self.entry, Parked) else self.entry.attempt
 
     @property
     def errors(self) -> Sequence[Mapping[str, Any]]:

@@ -117,7 +117,7 @@ def _snooze(
 ) -> SnoozeUntil | Discarded | DeadLettered:
     seconds = snoozed.after.total_seconds()
     at = _later(now, seconds)
-    asked = f"{snoozed.message} of {seconds:.3f} s"
+    asked = snoozed.message or f"the handler asked for a pause of {seconds:.3f} s"
     if job.expires and at >= job.expires:
         failure = Failure(EXPIRED, f"{asked}, and the job expires before it ends")
         attempts = attempts_in_words(job.attempt, policy.runs)

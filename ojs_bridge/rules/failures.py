@@ -172,7 +172,8 @@ class Snoozed:
     """The job runs again later, and uses no attempt: its handler asked for it, or its worker stopped."""
 
     after: timedelta
-    message: str = "the handler asked for a pause"
+    #: Why, for the log; "" where the handler asked for it.
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)

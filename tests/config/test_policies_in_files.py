@@ -231,8 +231,10 @@ def test_an_entry_says_how_its_tasks_are_acknowledged(tmp_path: Path) -> None:
     found = [installed and installed.acks_late for installed in map(policies.of, ("a.c", "a.b", "c"))]
     assert found == [True, False, None]
     policies.check(["a.b", "a.c"], "task")
-    with pytest.raises(ConfigurationError, match="acks_late: is an option of Celery's tasks alone"):
-        policies.check(["a.b", "a.c"], "actor of this broker")
+    broker = StubBroker()
+    broker.add_middleware(OJSRetries(Bridge(), policies=file))
+    with pytest.raises(ConfigurationError, match="acks_late is an option of Celery's tasks alone"):
+        broker.emit_before("worker_boot", None)
     file.write_text('[policies."a.*"]\nacks_late = "yes"\n')
     with pytest.raises(InvalidRetryPolicy, match="acks_late: 'yes' must be a boolean"):
         load(file)

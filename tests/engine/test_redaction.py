@@ -167,12 +167,12 @@ def test_the_time_is_linear() -> None:
     """With the length of the secret, of the text, and of the number of secrets."""
 
     def cost(secrets: Callable[[int], Iterator[str]], text: str, size: int) -> float:
-        tries = []
-        for _ in range(2):
-            begun = time.thread_time()
-            Secrets(secrets(size)).out_of([text * (size // len(text))] * 2)
-            tries.append(time.thread_time() - begun)
-        return min(tries)
+        begun = time.thread_time()
+        Secrets(secrets(size)).out_of([text * (size // len(text))] * 2)
+        return time.thread_time() - begun
+
+    def is_slow(secrets: Callable[[int], Iterator[str]], text: str) -> bool:
+        return cost(secrets, text, 48_000) > 24 * max(cost(secrets, text, 6_000), 0.002)
 
     def one(size: int) -> Iterator[str]:
         yield unit * (size // len(unit))
@@ -184,7 +184,7 @@ def test_the_time_is_linear() -> None:
     slow = []
     for unit in UNITS:
         for secrets in (one, many):
-            short, long = cost(secrets, unit, 1_000), cost(secrets, unit, 8_000)
-            if long > 40 * max(short, 0.002):
-                slow.append((unit, secrets.__name__, short, long))
+            # A loaded machine may slow one try down.
+            if is_slow(secrets, unit) and is_slow(secrets, unit):
+                slow.append((unit, secrets.__name__))
     assert slow == []

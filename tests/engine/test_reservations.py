@@ -131,6 +131,45 @@ def test_a_lost_attempt_is_a_failed_one(url: str, clock: list[timedelta], bridge
     assert isinstance(begin(second, JOB), Drop)
 
 
+class SoftLimit(BaseException):
+    """Strikes a thread, as a soft time limit does."""
+
+
+def strike_as_it_begins(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deliver a job, and strike the thread when the store has answered."""
+    reserve = bridge.engine.reservations.reserve
+
+    def strike(*args: Any, **options: Any) -> None:
+        reserve(*args, **options)
+        raise SoftLimit
+
+    monkeypatch.setattr(bridge.engine.reservations, "reserve", strike)
+    with pytest.raises(SoftLimit):
+        begin(bridge, JOB)
+
+
+@pytest.mark.requirement("RET-12")
+def test_a_lost_attempt_is_used_though_the_thread_that_finds_it_is_struck(
+    url: str, clock: list[timedelta], bridges: list[Bridge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread gives back what it has reserved for itself, and not the attempt of a dead worker."""
+    abandon(url, reservation=LONG)
+    clock[0] = 2 * LONG
+    struck, second = bridges
+    strike_as_it_begins(struck, monkeypatch)
+    clock[0] = 4 * LONG
+    assert isinstance(begin(second, JOB), Lost)
+
+
+@pytest.mark.requirement("RET-12")
+def test_an_attempt_that_a_strike_keeps_from_its_handler_is_not_used(
+    bridges: list[Bridge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    struck, second = bridges
+    strike_as_it_begins(struck, monkeypatch)
+    assert run(second, JOB).job.attempt == 1
+
+
 @pytest.mark.requirement("RET-12")
 def test_a_worker_that_is_killed_while_it_stops_has_used_no_attempt(
     url: str, clock: list[timedelta], bridges: list[Bridge]
@@ -682,10 +721,6 @@ def stall(server: Valkey, seconds: float) -> None:
     """Have a server stand still for so long."""
     os.kill(server.pid, signal.SIGSTOP)
     threading.Timer(seconds, os.kill, (server.pid, signal.SIGCONT)).start()
-
-
-class SoftLimit(BaseException):
-    """Breaks a question to the store off, as a soft time limit does."""
 
 
 def test_a_question_that_was_broken_off_is_no_lost_attempt(asking: tuple[Valkey, Bridge]) -> None:

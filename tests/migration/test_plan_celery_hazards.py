@@ -245,7 +245,12 @@ PROTECTED: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     (fails, {"acks_late": True}, {}, {"retry_on": "asked", "max_attempts": 3}),
     (fails, {}, {"task_acks_late": True}, {"retry_on": "asked", "max_attempts": 3}),
     (fails, {**AUTO, "max_retries": 5}, {}, {"acks_late": True, "max_attempts": 6}),
-    (asks, {**BOUND, "max_retries": 0}, {}, {"acks_late": True, "max_attempts": 1}),
+    (
+        asks,
+        {**BOUND, "max_retries": 0},
+        {},
+        {"acks_late": True, "max_attempts": 1, "on_exhaustion": "dead_letter"},
+    ),
 ]
 
 
@@ -253,12 +258,12 @@ PROTECTED: list[tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
 def test_a_plan_that_protects(
     body: Any, options: dict[str, Any], conf: dict[str, Any], entry: dict[str, Any]
 ) -> None:
-    """Each task has `acks_late`; one that retries nothing has attempts for a worker that is killed."""
+    """Each task has `acks_late`; one that retries nothing has attempts, or a letter, for a killed job."""
     (found,) = of_celery(app_with(body, conf, **options), protect=True)
     assert {
         name: value
         for name, value in found.entry.items()
-        if name in ("acks_late", "retry_on", "max_attempts")
+        if name in ("acks_late", "retry_on", "max_attempts", "on_exhaustion")
     } == entry
     assert ("acks_late" in found.entry) is any(text.startswith("acks_late:") for text in found.differences)
     assert not (found.exact and "acks_late" in found.entry)

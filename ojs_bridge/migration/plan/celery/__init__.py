@@ -78,34 +78,39 @@ def _plan(app: Celery, fleet: Fleet, task: Task, *, protect: bool) -> Planned:
         resolved = task_policy(app, task).policy if is_attached else RetryPolicy.merge(task.ojs_retry)
         return already_ojs(task.name, "is an ojs_task", resolved, task.ojs_retry)
     reading = read(fleet, task)
-    policy, is_late = _policy_of(reading), protect and not task.acks_late
+    policy = _policy_of(reading, protect=protect)
+    is_late = protect and policy is not None and not task.acks_late
     differences = () if policy is None else tuple(_differences_of(reading, policy))
-    if protect and policy is not None and reading.native.runs == 1 and not reading.is_retried:
-        policy = {"max_attempts": ATTEMPTS}
-    if is_late and policy is not None:
+    if is_late:
         differences = (*differences, PROTECTED)
-    asks = bool(policy) and reading.is_retried and reading.native.runs != 1 and not autoretries(task)
+    if reading.native.runs == 1:
+        asks = policy is not None and policy.get("max_attempts") != 1
+    else:
+        asks = bool(policy) and reading.is_retried and not autoretries(task)
     return Planned(
         task.name,
         reading.native,
         policy,
         differences,
         tuple(dict.fromkeys(_hazards(app, reading))),
-        retry_on="asked" if asks or (reading.native.runs == 1 and policy not in (None, ONCE)) else None,
-        acks_late=True if is_late and policy is not None else None,
+        retry_on="asked" if asks else None,
+        acks_late=True if is_late else None,
         open=reading.open,
     )
 
 
-def _policy_of(reading: Reading) -> dict[str, Any] | None:
+def _policy_of(reading: Reading, *, protect: bool) -> dict[str, Any] | None:
     """Return the partial policy nearest to Celery's retries; None where they are not known.
 
     A policy without `max_attempts` has the task's own limit. An empty one leaves all numbers to the task:
-    where nothing retries but Celery runs a dead worker's job again, they say how often.
+    where nothing retries but Celery runs a dead worker's job again, they say how often. With `protect` a job
+    that runs once is not lost with its worker: it runs again, or it is kept where its task allows one run.
     """
     task, runs, waits = reading.task, reading.native.runs, reading.native.waits
     if reading.open:
         return None
+    if runs == 1 and protect:
+        return {**ONCE, "on_exhaustion": "dead_letter"} if reading.is_retried else {"max_attempts": ATTEMPTS}
     if runs == 1:
         again = task.acks_late or getattr(task, "retry_on_worker_lost", False)
         return {} if again and not reading.is_retried else ONCE
