@@ -83,9 +83,7 @@ def attach(app: Celery, bridge: Bridge | None = None) -> Bridge:
         return own
     prepare(app)
     bridge = app.__dict__.setdefault(BRIDGE, bridge or Bridge())
-    queues = dead_queues.CeleryDeadQueues(
-        app, bridge, lambda name: task_policy(app, compat.task_in(app.tasks, name))
-    )
+    queues = dead_queues.CeleryDeadQueues(app, bridge, lambda task: task_policy(app, task))
     bridge.engine.register(FRAMEWORK, CeleryPublisher(app, bridge), queues)
     if bridge.store:
         signals.task_postrun.connect(settle_success, weak=False)

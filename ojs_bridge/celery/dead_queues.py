@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol
 
-from celery import Celery
+from celery import Celery, Task
 from kombu.connection import Connection
 from kombu.utils.json import loads
 
@@ -35,7 +35,7 @@ NOT_FOUND, _LOCKED = 404, 405
 class CeleryDeadQueues:
     """The dead queues of all queues that an app consumes, routes to or has sent to."""
 
-    def __init__(self, app: Celery, bridge: Bridge, policy_of: Callable[[str], TaskPolicy]) -> None:
+    def __init__(self, app: Celery, bridge: Bridge, policy_of: Callable[[Task | None], TaskPolicy]) -> None:
         self._app = app
         self._bridge = bridge
         self._policy_of = policy_of
@@ -84,7 +84,8 @@ class CeleryDeadQueues:
         wire = self._wire(message, queue)
         bare = self._ended(wire)
         engine = self._bridge.engine
-        begun = engine.admit(decoded(wire.headers.get(HEADER), bare), bare, self._policy_of(bare.type))
+        policy = self._policy_of(compat.task_in(self._app.tasks, bare.type))
+        begun = engine.admit(decoded(wire.headers.get(HEADER), bare), bare, policy)
         return found_letter(begun, FRAMEWORK, self._kept(wire), at=None, now=engine.now())
 
     def _wire(self, message: Any, queue: str) -> Wire:

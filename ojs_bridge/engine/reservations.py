@@ -33,6 +33,7 @@ ASK_AGAIN, ASK_AT_LAST = timedelta(seconds=1), timedelta(seconds=5)
 LATE = timedelta(seconds=0.5)
 #: For how long a process that ends, or has the same job again, waits until its successes are settled.
 FLUSH_SECONDS = 2.0
+Write: TypeAlias = Callable[[Sequence[Settle]], Sequence[Reservation]]
 #: Waits after the store did not answer; returns whether to ask it again.
 Wait: TypeAlias = Callable[[StoreError], bool]
 #: Looked up once, because enumerations are slow and every job comes by here.
@@ -85,11 +86,10 @@ class Reservations:
         out_of_reach: timedelta = SUSPICION,
     ) -> None:
         self._store = store
-        write: Callable[[Sequence[Settle]], Sequence[Reservation]] | None = getattr(store, "settle_all", None)
-        self._write = write
-        self._behind = Behind(write, was_lost) if settle_behind and write else None
+        self._write: Write | None = getattr(store, "settle_all", None)
+        self._behind = Behind(self._write, was_lost) if settle_behind and self._write else None
         #: Whether the store settles many successes in one step, and none is settled behind its job.
-        self.settles_together = write is not None and self._behind is None
+        self.settles_together = bool(self._write) and self._behind is None
         #: Extends the reservations of the runs that go on; None without a store.
         self.heart = Heartbeat(store, length, clock, out_of_reach) if store else None
         self._retry = retry
@@ -99,13 +99,7 @@ class Reservations:
         self._requests = itertools.count()
 
     def reserve(
-        self,
-        run: Run,
-        publication: str,
-        *,
-        can_wait: bool,
-        wait: Wait | None = None,
-        gone: bool = False,
+        self, run: Run, publication: str, *, can_wait: bool, wait: Wait | None = None, gone: bool = False
     ) -> Run | Lost | Postpone | Drop:
         """Reserve the attempt of a run; return what becomes of it. Raises StoreError if the run can wait.
 

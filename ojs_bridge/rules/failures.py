@@ -169,10 +169,9 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Snoozed:
-    """The job runs again later, and uses no attempt: its handler asked for it, or its worker stopped."""
+    """The job runs again later, and uses no attempt: its handler asked, or a message says why."""
 
     after: timedelta
-    #: Why, for the log; "" where the handler asked for it.
     message: str = ""
 
 
