@@ -3,8 +3,8 @@ PYTHON ?= $(shell scripts/python newest)
 FLOOR_PYTHON ?= $(shell scripts/python oldest)
 # Another version of a framework may change what its adapter's tests find, but for these: they ask what the
 # bridge decides, or break the store and the broker around it.
-ONE_VERSION = broken_logs canary canary_sides canvas_faults caveats faults hand_offs handoff hostile live_attempts odd_wishes \
-	out_of_reach outages rollout successes thread_deaths typing waking zombies
+ONE_VERSION = canary canary_sides canvas_faults caveats faults hand_offs handoff hostile live_attempts odd_wishes \
+	outages rollout successes typing waking zombies
 ONE_VERSION_OF_THE_CONTRACT = dead_queues holding parked rates
 ADAPTERS_TESTS = $(filter-out $(ONE_VERSION:%=\%/test_%.py) $(ONE_VERSION_OF_THE_CONTRACT:%=tests/contract/test_%.py),\
 	$(wildcard tests/contract/test_*.py tests/on_*/test_*.py))

@@ -52,7 +52,7 @@ class Strike:
         sys.settrace(self._trace)
 
     def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
-        is_order = frame.f_code.co_name == "__lt__"
+        is_order = frame.f_code.co_name in ("__eq__", "__lt__")
         if is_order or not any(part in frame.f_code.co_filename for part in STRUCK):
             return None
         if event == "line" and not linecache.getline(*_place(frame)).strip().startswith(UNTOUCHED):
