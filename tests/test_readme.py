@@ -3,22 +3,59 @@
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import pytest
 
 from ojs_bridge import Bridge
-from tests.forking import ended, started
+from tests.forking import Forked, ended, started
 from tests.servers import eventually
 from tests.servers.ports import free_port
 
 ROOT = Path(__file__).parent.parent
 SNIPPET = re.compile(r"```python\n# (?P<name>\w+\.py)\n(?P<code>.*?)```", re.DOTALL)
+DIFF = re.compile(r"```diff\n # (?P<name>\w+\.py)\n(?P<lines>.*?)```", re.DOTALL)
+#: What a reader has in the module of each diff.
+HAS = {
+    "shop.py": """
+import pathlib, time
+
+@app.task
+def charge(order_id):
+    print(f"charges {order_id}", flush=True)
+    while not pathlib.Path("go").exists():
+        time.sleep(0.1)
+""",
+    "actors.py": """
+import pathlib, time
+
+@dramatiq.actor(queue_name="QUEUE")
+def charge(order_id):
+    print(f"charges {order_id}", flush=True)
+    while not pathlib.Path("go").exists():
+        time.sleep(0.1)
+""",
+}
+
+
+class Shop(NamedTuple):
+    """A folder with the modules of the README, the environment of its commands, and the URL of its store."""
+
+    folder: Path
+    environment: dict[str, str]
+    store: str
+
+    def says(self, *words: str) -> str:
+        """Run a command in the folder, and return what it prints."""
+        done = ended(words, env=self.environment, cwd=self.folder)
+        assert done.status == 0, done.err
+        return done.out
 
 
 @pytest.fixture(scope="module")
@@ -36,79 +73,127 @@ def pages(readme: str) -> str:
 
 
 @pytest.fixture
-def shop(pages: str, tmp_path: Path, valkey_url: str) -> tuple[Path, dict[str, str]]:
-    """Write every snippet as the module it names; return the folder and the snippets' environment."""
-    for snippet in SNIPPET.finditer(pages):
-        (tmp_path / snippet["name"]).write_text(snippet["code"])
-    return tmp_path, {**os.environ, "BROKER_URL": valkey_url, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+def shop(
+    pages: str, tmp_path: Path, valkey_url: str, rabbitmq_url: str, postgres_store_url: str, unique: str
+) -> Shop:
+    """Write every snippet as the module it names, and apply every diff, with the URLs of real servers."""
+    real = {
+        "redis://redis:6379/0": valkey_url,
+        "amqp://rabbitmq": rabbitmq_url,
+        "postgresql://shop@db/shop": postgres_store_url,
+    }
+    for shown, url in real.items():
+        pages = pages.replace(shown, url)
+    texts = {snippet["name"]: snippet["code"] for snippet in SNIPPET.finditer(pages)}
+    for diff in DIFF.finditer(pages):
+        after = "".join(line[1:] for line in diff["lines"].splitlines(keepends=True))
+        texts[diff["name"]] = after + HAS[diff["name"]].replace("QUEUE", unique)
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("OJS_BRIDGE_")},
+        "BROKER_URL": valkey_url,
+        "PYTHONPATH": f"{tmp_path}:{ROOT}",
+        "PYTHONUNBUFFERED": "1",
+    }
+    return Shop(tmp_path, environment, postgres_store_url)
 
 
 def test_the_readme_is_short(readme: str) -> None:
     """It is a door, and what it leads to has pages of its own."""
-    assert len(readme.splitlines()) <= 150
+    assert len(readme.splitlines()) <= 120
 
 
 def test_every_python_snippet_names_its_module(pages: str) -> None:
     """The tests would not run a snippet without a name."""
     names = [snippet["name"] for snippet in SNIPPET.finditer(pages)]
     assert len(names) == pages.count("```python") == len(set(names))
+    assert {diff["name"] for diff in DIFF.finditer(pages)} == HAS.keys()
+    assert pages.count("```diff") == len(HAS)
 
 
-@pytest.mark.parametrize("name", ["actors", "tasks", "fleet", "handlers", "policy", "waits", "errors"])
-def test_a_module_of_the_readme_imports(shop: tuple[Path, dict[str, str]], name: str) -> None:
+@pytest.mark.parametrize("name", ["shop", "actors", "tasks", "handlers", "policy", "waits", "errors"])
+def test_a_module_of_the_readme_imports(shop: Shop, name: str) -> None:
     """Each snippet is a module that works as it stands."""
-    folder, environment = shop
     # In a process of its own, where no other module has imported what this one forgets.
-    subprocess.run([sys.executable, "-c", f"import {name}"], cwd=folder, env=environment, check=True)
+    subprocess.run(
+        [sys.executable, "-c", f"import {name}"], cwd=shop.folder, env=shop.environment, check=True
+    )
 
 
-def test_the_readme_from_sending_to_replaying(readme: str, shop: tuple[Path, dict[str, str]]) -> None:
-    """The jobs of the three doors die; the README's own command sends the fleet's back."""
-    folder, environment = shop
-    store = Bridge(f"sqlite:///{folder}/ojs.db").dead_letters
-    with _workers(folder, environment):
-        for job in (
-            "actors; actors.charge.send(7)",
-            "tasks; tasks.charge.delay(7)",
-            "fleet; fleet.sync_crm.delay('a')",
-        ):
-            _said(folder, environment, "python", "-c", f"import {job}")
-        eventually(lambda: store.stats().total == 3, seconds=60, what="three dead letters")
-        letters = {letter.type: letter for letter in store.list().letters}
-        assert {name: letter.attempt for name, letter in letters.items()} == {
-            "charge": 3,
-            "tasks.charge": 3,
-            "billing.sync_crm": 3,
-        }
+#: The commands of a worker and of a job, and what the log says of the killed run and its retry.
+DIFFS = {
+    "shop": (
+        "celery -A shop worker -l INFO -c 1 --without-mingle",
+        "shop.charge.delay(7)",
+        r"attempt 1 of 4 failed with visibility_timeout; retry 1 in 180\.000 s",
+    ),
+    "actors": (
+        "dramatiq actors --processes 1 --threads 2",
+        "actors.charge.send(7)",
+        r"attempt 1 of 21 failed with visibility_timeout; retry 1 in (1[5-9]|2\d|30)\.\d+ s",
+    ),
+}
+
+
+def test_a_job_of_each_diff_outlives_its_worker(shop: Shop) -> None:
+    """Its worker is killed: the attempt counts, and the retry waits as long as the README says."""
+    with ExitStack() as stack:
+        workers = {name: _worker(stack, shop, command, f"{name}-1") for name, (command, *_) in DIFFS.items()}
+        for name, (_, job, _) in DIFFS.items():
+            shop.says("python", "-c", f"import {name}; {job}")
+        for name, worker in workers.items():
+            eventually(lambda name=name: "charges 7" in _log(shop, f"{name}-1"), seconds=60, what=name)
+            os.killpg(worker.pid, signal.SIGKILL)
+            worker.wait(30)
+        for name, (command, *_) in DIFFS.items():
+            _worker(stack, shop, command, f"{name}-2")
+        for name, (*_, said) in DIFFS.items():
+            told = re.compile(said)
+            eventually(
+                lambda name=name, told=told: told.search(_log(shop, f"{name}-2")), seconds=60, what=said
+            )
+
+
+def test_the_readme_from_sending_to_replaying(readme: str, shop: Shop) -> None:
+    """The job of the third door dies; the README's own command sends it back."""
+    store = Bridge(shop.store).dead_letters
+    with ExitStack() as stack:
+        _worker(stack, shop, "celery -A tasks worker -P solo -l INFO", "tasks")
+        shop.says("python", "-c", "import tasks; tasks.charge.delay(7)")
+        eventually(lambda: store.stats().total == 1, seconds=60, what="a dead letter")
+        (letter,) = store.list().letters
+        assert (letter.type, letter.attempt) == ("tasks.charge", 3)
         (replay,) = [line for line in COMMAND.findall(readme) if "replay" in line]
-        _said(folder, environment, "ojs-bridge", *shlex.split(replay))
-        letter_id = letters["billing.sync_crm"].id
-        eventually(lambda: store.stats().total == 3, seconds=60, what="the second death")
-    assert store.get(letter_id).replay_count == 1
-    assert [error["attempt"] for error in store.get(letter_id).errors] == [1, 2, 3, 1, 2, 3]
+        shop.says("ojs-bridge", *shlex.split(replay))
+        eventually(lambda: store.stats().total == 1, seconds=60, what="the second death")
+    assert store.get(letter.id).replay_count == 1
+    assert [error["attempt"] for error in store.get(letter.id).errors] == [1, 2, 3, 1, 2, 3]
 
 
-def test_a_policy_for_one_job(shop: tuple[Path, dict[str, str]]) -> None:
+def test_a_policy_for_one_job(shop: Shop) -> None:
     """The producers of both frameworks send it with their job, and refuse an invalid one."""
-    folder, environment = shop
-    _said(folder, environment, "python", "send.py")
+    shop.says("python", "send.py")
 
 
-COMMAND = re.compile(r"^\$ ojs-bridge (.*)$", re.MULTILINE)
+#: A line of a console, without its comment, or code in a sentence.
+COMMAND = re.compile(r"(?:^\$ |`)ojs-bridge ([^`\n]*?)(?: +#.*)?(?:`|$)", re.MULTILINE)
 
 
-def test_the_commands_of_the_readme(readme: str, shop: tuple[Path, dict[str, str]]) -> None:
+def test_the_commands_of_the_readme(readme: str, shop: Shop) -> None:
     """The commands run one after the other, in the folder of the snippets; the server answers."""
-    folder, environment = shop
     port = free_port()
-    Bridge(f"sqlite:///{folder}/ojs.db").store.prepare()  # type: ignore[union-attr]
+    Bridge(shop.store).store.prepare()  # type: ignore[union-attr]
     commands = [shlex.split(line) for line in COMMAND.findall(readme)]
-    assert len(commands) == 4
-    *ending, (serve, *options) = commands
-    for command in ending:
-        _said(folder, environment, "ojs-bridge", *command)
-    command = ["ojs-bridge", serve, "--port", str(port), *options]
-    server = started(command, env=environment, log=folder / "server.log", cwd=folder)
+    assert [command[0] for command in commands] == [
+        *("plan", "serve", "dead-letters", "dead-letters", "retries")
+    ]
+    for command in commands:
+        if command[0] != "serve":
+            shop.says("ojs-bridge", *command)
+    (serve,) = [command for command in commands if command[0] == "serve"]
+    command = ["ojs-bridge", *serve, "--port", str(port)]
+    server = started(command, env=shop.environment, log=shop.folder / "server.log", cwd=shop.folder)
     try:
         eventually(lambda: _answers(f"http://127.0.0.1:{port}/"), seconds=30, what="the page")
     finally:
@@ -123,36 +208,30 @@ def _answers(url: str) -> bool:
         return False
 
 
-def test_the_two_commands_stand_at_the_top(readme: str) -> None:
-    """A newcomer finds both on the first screen, and the Makefile has them."""
-    top = "\n".join(readme.splitlines()[:20])
+def test_the_two_commands_stand_beside_the_plan(readme: str) -> None:
+    """A newcomer finds both under one heading, and the Makefile has them."""
+    headings = re.findall(r"^## (.+)$", readme, re.MULTILINE)
+    assert headings[1:3] == ["Look first", "See it run"]
+    seen = readme.partition("## See it run")[2].partition("\n## ")[0]
     makefile = (ROOT / "Makefile").read_text()
     for command in ("demo", "test"):
-        assert f"$ make {command}" in top
+        assert f"$ make {command}" in seen
         assert f"\n{command}:" in makefile
 
 
-def _said(folder: Path, environment: dict[str, str], *words: str) -> str:
-    done = ended(words, env=environment, cwd=folder)
-    assert done.status == 0, done.err
-    return done.out
+def _log(shop: Shop, name: str) -> str:
+    return (shop.folder / f"{name}.log").read_text()
 
 
-@contextmanager
-def _workers(folder: Path, environment: dict[str, str]) -> Iterator[None]:
-    """Run the README's three workers."""
-    commands = {
-        "actors": "dramatiq actors --processes 1 --threads 2",
-        "tasks": "celery -A tasks worker -P solo -l INFO -Q celery -n tasks",
-        "fleet": "celery -A fleet worker -P solo -l INFO -Q fleet -n fleet",
-    }
-    # Two apps on one broker would take each other's jobs from the default queue.
-    (folder / "fleet.py").write_text(
-        (folder / "fleet.py").read_text() + "\napp.conf.task_default_queue = 'fleet'\n"
-    )
-    with ExitStack() as stack:
-        for name, command in commands.items():
-            worker = started(command.split(), env=environment, log=folder / f"{name}.log", cwd=folder)
-            stack.callback(worker.wait, 20)
-            stack.callback(worker.terminate)
-        yield
+def _worker(stack: ExitStack, shop: Shop, command: str, name: str) -> Forked:
+    """Start a worker that leads its process group; it is killed in the end."""
+    log = shop.folder / f"{name}.log"
+    worker = started(command.split(), env=shop.environment, log=log, cwd=shop.folder, leads=True)
+
+    def end() -> None:
+        if worker.poll() is None:
+            os.killpg(worker.pid, signal.SIGKILL)
+            worker.wait(30)
+
+    stack.callback(end)
+    return worker
