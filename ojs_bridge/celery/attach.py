@@ -58,10 +58,8 @@ _CHECKED = "_ojs_checked"
 ADOPT = "_ojs_adopt"
 #: The attribute of an app that has the policies of its `@ojs_task`: their tasks may be made later.
 DECLARED = "_ojs_declared"
-#: The attribute of a request that has its run.
-RUNNING = "ojs_execution"
-#: And the engine's answer that has its reservation.
-HELD = "ojs_held"
+#: The attributes of a request that have its run, and the engine's answer that has its reservation.
+RUNNING, HELD = "ojs_execution", "ojs_held"
 _EVERY_NAME = Policies(None)
 #: The module of Celery's own task classes.
 NATIVE = "celery.app.task"
@@ -87,6 +85,8 @@ def attach(app: Celery, bridge: Bridge | None = None) -> Bridge:
     bridge.engine.register(FRAMEWORK, CeleryPublisher(app, bridge), queues)
     if bridge.store:
         signals.task_postrun.connect(settle_success, weak=False)
+        # The first to be called: another receiver may end the process.
+        signals.task_postrun.receivers.sort(key=lambda each: each[1] is not settle_success)
     return bridge
 
 

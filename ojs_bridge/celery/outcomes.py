@@ -175,6 +175,13 @@ def undisturbed() -> Iterator[None]:
         signal.signal(_SOFT_TIMEOUT, before or signal.SIG_DFL)
 
 
+def unless_terminated(settle: Callable[[], object]) -> None:
+    """Settle a success, unless the pool ends the process before its result is stored: that is no success."""
+    fired = isinstance(sys.exc_info()[1], SystemExit) and compat.terminate_handler_fired(common, None)
+    if not (fired and fired()):
+        settle()
+
+
 def _is_aimed(exc: BaseException) -> bool:
     """Return whether Celery or its pool raises this from outside, to end what the thread does."""
     if issubclass(type(exc), (WorkerShutdown, WorkerTerminate)):

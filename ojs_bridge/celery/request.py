@@ -57,11 +57,10 @@ class OJSRequest(Request):  # type: ignore[misc]
         self._ojs_cancelled = True
         try:
             super().cancel(*args, **options)
-        except NotImplementedError:
+        except BaseException as error:
             self._ojs_cancelled = False
-        except BaseException:
-            self._ojs_cancelled = False
-            raise
+            if not isinstance(error, NotImplementedError):
+                raise
 
     def acknowledge(self) -> None:
         """Acknowledge the message; if it surely has no copy, the store can forget its reservation."""

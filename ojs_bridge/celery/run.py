@@ -17,7 +17,7 @@ from billiard.exceptions import WorkerLostError
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from ..engine.carrying import NotCarried, may_pass
-from ..engine.events import MAY_ANSWER, hear, log_error
+from ..engine.events import MAY_ANSWER, hear, log_error, strikes
 from ..engine.reservations import TakenOver
 from ..engine.runs import Drop, Lost, Postpone, Refuse, Run
 from ..engine.storage_retry import is_of_process
@@ -43,6 +43,7 @@ from .outcomes import (
     shown_exception,
     task_outcome,
     undisturbed,
+    unless_terminated,
 )
 from .wire import known, read
 from .wish import (
@@ -269,9 +270,10 @@ class TaskRun(Delivery):
             if wish.accepted and not self.request.is_eager:
                 wish.sending = wish.signal.sig.options.get("task_id")
                 wish.signal.sig.apply_async()
-        except Exception as error:
+        except BaseException as error:
             wish.accepted = wish.wire is not None
-            if isinstance(error, SoftTimeLimitExceeded) or (wish.raised is None and self.failed is None):
+            is_struck = strikes(error) or isinstance(error, SoftTimeLimitExceeded)
+            if is_struck or (wish.raised is None and self.failed is None):
                 raise
             log_error(error, "job %s: its retry's own way down has failed", begun.job)
             if wish.accepted:
@@ -308,7 +310,7 @@ class TaskRun(Delivery):
         except StoreError as error:
             unsettled = Unsettled(os.getpid(), Complete(), self.shown, result=result)
             raise self._held(begun, error, unsettled) from None
-        self.request.ojs_ended = settle
+        self.request.ojs_ended = functools.partial(unless_terminated, settle)
 
     def _held(self, begun: Run | Refuse, error: Exception, unsettled: Unsettled) -> Exception:
         """Return what has the worker hold a delivery whose outcome has to wait."""

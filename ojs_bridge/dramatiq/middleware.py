@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from dramatiq import Actor, Message
@@ -16,8 +17,10 @@ from ..bridge import Bridge
 from ..config.policies import MISNAMED, PoliciesOrFile
 from ..config.settings import InFlight
 from ..engine.canary import Percentages
+from ..engine.events import strikes
 from ..engine.presence import Presence
 from ..engine.private_names import missing_vital
+from ..engine.reservations import TakenOver
 from ..errors import ConfigurationError
 from ..messages import HEADER, RETRY_OPTION
 from . import compat
@@ -45,7 +48,9 @@ from .watch import Watch, remember
 
 logger = logging.getLogger("ojs_bridge")
 
-_COUNTED = "_ojs_counts_once"
+#: The hooks that are told of a message, and have no say in what becomes of it.
+_TELLING = {"before_delay_message", "before_ack", "before_nack", "after_ack", "after_nack", "after_enqueue"}
+_TELLING |= {"after_process_message", "after_skip_message"}
 
 
 class OJSRetries(Retries):
@@ -126,11 +131,10 @@ class OJSRetries(Retries):
             actor.fn = listening(actor.actor_name, actor.fn)
         self._has_booted = True
         count_members_once(broker)
+        tell_all(broker, self._runs.check)
         wrap(broker, self.bridge.engine.reservations)
         self._holding.boot(broker)
         keep_what_is_delivered()
-        if self.bridge.store:
-            hear_first(broker, self, self._runs.check)
         say_caveats(broker, self.bridge)
         self._try_store(broker)
         if self._is_program:
@@ -146,13 +150,12 @@ class OJSRetries(Retries):
             self._presences[worker] = present(broker, self.bridge.engine.reservations, queues)
 
     def _try_store(self, broker: Broker) -> None:
+        dead_queue = "the broker, where the bridge cannot look for them"
         if is_known(broker):
             dead_queue = (
                 "the broker's own dead queues (.XQ), which forget them in time, "
                 "where `Bridge.broker_letters` finds them"
             )
-        else:
-            dead_queue = "the broker, where the bridge cannot look for them"
         try:
             self.bridge.engine.try_store(dead_queue, is_program=self._is_program)
         except ConfigurationError as error:
@@ -308,54 +311,52 @@ def bridge_of(broker: Broker) -> Bridge:
     raise ConfigurationError(f"broker: {broker!r} has no bridge: add the middleware OJSRetries to it")
 
 
-class FirstToHear(Middleware):
-    """Checks a job that succeeded before its result is stored and its group is counted.
+def tell_all(broker: Any, check: Callable[[Any], None]) -> None:
+    """Tell all middleware what becomes of a message, whatever one of them raises; check a success before.
 
-    Dramatiq tells the last middleware first, and results are mostly added after the retries.
+    Dramatiq logs an Exception. Anything else would end the thread, and the bridge would hear of no end.
+    TakenOver keeps all from hearing of a success: results are mostly added after the retries, and hear first.
     """
 
-    def __init__(self, check: Callable[[Any], None]) -> None:
-        self._check = check
+    def told(emit: Callable[..., None], when: str, step: int, signal: str, *args: Any, **kwargs: Any) -> None:
+        hook = f"{when}_{signal}"
+        if hook == "after_process_message" and kwargs.get("exception") is None:
+            check(args[0])
+        if hook not in _TELLING or type(broker).emit_after is not Broker.emit_after:
+            return emit(signal, *args, **kwargs)
+        for middleware in broker.middleware[::step]:
+            try:
+                getattr(middleware, hook)(broker, *args, **kwargs)
+            except BaseException as error:
+                if strikes(error) or isinstance(error, TakenOver):
+                    raise
+                broker.logger.critical("Unexpected failure in %s of %r.", hook, middleware, exc_info=error)
+        return None
 
-    def after_process_message(
-        self, broker: Broker, message: Any, *, result: Any = None, exception: BaseException | None = None
-    ) -> None:
-        """Check a job that succeeded; TakenOver keeps the other middleware from hearing of it."""
-        if exception is None:
-            self._check(message)
-
-
-def hear_first(broker: Broker, retries: Middleware, check: Callable[[Any], None]) -> None:
-    """Check a success before any middleware behind the retries hears of it."""
-    behind = broker.middleware[broker.middleware.index(retries) + 1 :]
-    behind = [m for m in behind if not isinstance(m, FirstToHear)]
-    if any(type(m).after_process_message is not Middleware.after_process_message for m in behind):
-        rest = [m for m in broker.middleware if not isinstance(m, FirstToHear)]
-        broker.middleware = [*rest, FirstToHear(check)]
+    if not isinstance(broker.emit_after, partial):
+        broker.emit_before = partial(told, broker.emit_before, "before", 1)
+        broker.emit_after = partial(told, broker.emit_after, "after", -1)
 
 
 def count_members_once(broker: Broker) -> None:
     """Make the broker's GroupCallbacks count each member of a group once; changes each of them once."""
     for middleware in broker.middleware:
-        if isinstance(middleware, GroupCallbacks) and not hasattr(middleware, _COUNTED):
-            setattr(middleware, _COUNTED, True)
+        if isinstance(middleware, GroupCallbacks) and "after_process_message" not in vars(middleware):
             middleware.after_process_message = _counting_once(middleware)  # type: ignore[method-assign]
 
 
 def _counting_once(callbacks: Any) -> Any:
     count = callbacks.after_process_message
 
-    def after_process_message(
-        broker: Broker, message: Any, *, result: Any = None, exception: BaseException | None = None
-    ) -> None:
-        group = None if exception is not None else message.options.get("group_completion_uuid")
+    def after_process_message(broker: Broker, message: Any, **ended: Any) -> None:
+        group = None if ended.get("exception") is not None else message.options.get("group_completion_uuid")
         if group is None:
             return
         limits, ttl = rate_limiter_backend(callbacks), barrier_ttl(callbacks, BARRIER_TTL)
         key = f"{group}-{message.message_id}"
         # 0 while the member is being counted, 1 afterwards. Only a 1 keeps it from being counted again.
         if limits.add(key, 0, ttl) or limits.incr(key, 0, 0, ttl):
-            count(broker, message, result=result, exception=exception)
+            count(broker, message, **ended)
             limits.incr(key, 1, 1, ttl)
 
     return after_process_message

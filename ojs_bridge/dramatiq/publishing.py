@@ -140,10 +140,8 @@ class DramatiqPublisher:
         try:
             have_queue(self._broker, message.queue_name)
             with sending_on():
-                self._broker.enqueue(
-                    message,
-                    delay=_milliseconds((due - self._bridge.engine.now()).total_seconds() if due else 0),
-                )
+                wait = _milliseconds((due - self._bridge.engine.now()).total_seconds()) if due else None
+                self._broker.enqueue(message, delay=wait)
         except outages() as error:
             raise (Unroutable if is_refusal(error) else Unreachable)(error_in_words(error)) from error
 

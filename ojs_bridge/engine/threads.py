@@ -58,7 +58,9 @@ def let_through(aimed: Aimed) -> None:
 
 def is_aimed(error: BaseException) -> bool:
     """Return whether an exception is aimed at the thread, and not an error of the code that runs there."""
-    return isinstance(error, KeyboardInterrupt) or any(aimed(error) for aimed in _aimed)
+    # Python interrupts no other thread: what raises it there is code of a user's.
+    stops = isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+    return stops or any(aimed(error) for aimed in _aimed)
 
 
 def never_raises(logger: logging.Logger, stacklevel: int = 1 + (sys.version_info >= (3, 11))) -> None:

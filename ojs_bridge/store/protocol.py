@@ -75,11 +75,6 @@ class Letter:
         """The id of its job. Several letters may have one, where a user has sent jobs under one id."""
         return os.path.commonprefix([self.id, self.key]) if self.key else self.id  # noqa: RUF071 - no paths
 
-    @property
-    def failed_first_at(self) -> str:
-        """The time of the job's first failure. It tells jobs under one id apart."""
-        return str(self.errors[0].get("timestamp")) if self.errors else ""
-
     def is_left_by(self, job: Job, at: datetime) -> bool:
         """Return whether an earlier message of this job, which ends at a time, has left the letter behind.
 
