@@ -9,27 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from pictures import DIAGRAM, is_drawn, picture_of, title_of
-from site_pages import PARTS
+from site_pages import MADE
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([\w./-]+)\)")
-#: A place for what the site makes of the code, and the sentence for those who read the page without the site.
-PLACE = r"^<!-- {} -->\n\*\(The site shows .+\)\*$"
-#: The place for the public names of a module.
-NAMES = re.compile(PLACE.format(r"names of ([\w.]+)"), re.MULTILINE)
-#: The place for a part that is made from the code.
-MADE = re.compile(PLACE.format(r"made: ([\w ]+)"), re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Return the page's text as it is built."""
-    markdown = MADE.sub(lambda place: PARTS[place[1]](), markdown)
-    markdown = NAMES.sub(lambda place: names_of(place[1]), markdown)
+    markdown = MADE.sub(
+        lambda place: names_of(place["module"]) if place["module"] else inside(place[0]), markdown
+    )
     folder = (ROOT / "docs" / page.file.src_uri).parent
     markdown = DIAGRAM.sub(lambda diagram: picture(diagram[1], folder), markdown)
     if "<!--" in markdown:
         raise ValueError(f"{page.file.src_uri}: a place is not filled")
     return LINK.sub(lambda link: without_outside(link, folder), markdown)
+
+
+def inside(part: str) -> str:
+    """Return a made part without the comments around it."""
+    return "\n".join(part.splitlines()[1:-1])
 
 
 def names_of(module: str) -> str:

@@ -1,4 +1,7 @@
-"""The parts of the site that are made from the code: settings, policies, events, commands and routes."""
+"""The parts of the pages that are made from the code: settings, policies, events, commands, routes, names.
+
+`python scripts/site_pages.py` writes them into the pages. A test says when a page is behind the code.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,20 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.cli import get_docs_for_click
 
 from ojs_bridge import Bridge, RetryPolicy, Snooze
+from ojs_bridge.celery.compat import TESTING
 from ojs_bridge.cli.program import program
 from ojs_bridge.config.settings import SETTINGS
 from ojs_bridge.engine import events
 from ojs_bridge.engine.events import Event
+from ojs_bridge.engine.private_names import names_in
 from ojs_bridge.http.app import document
 from ojs_bridge.rules.decision import GiveBack
 from ojs_bridge.rules.job import Job
@@ -174,9 +181,17 @@ def _of_workers() -> list[Event]:
 def command_line() -> str:
     """Return the help of every command."""
     command = typer.main.get_command(program)
+    _say_in_full(command)
     with command.make_context("ojs-bridge", [], resilient_parsing=True) as context:
         text = get_docs_for_click(obj=command, ctx=context, name="ojs-bridge")
     return text.partition("\n")[2]
+
+
+def _say_in_full(command: Any) -> None:
+    """Let a list of commands have the first sentence of each, which the program cuts to fit a screen."""
+    for each in getattr(command, "commands", {}).values():
+        each.short_help = each.help.partition("\n\n")[0].replace("\n", " ")
+        _say_in_full(each)
 
 
 def routes() -> str:
@@ -203,6 +218,24 @@ def _body(operation: Mapping[str, Any]) -> str:
     return ", ".join(f"`{name}`" for name in fields)
 
 
+def private_names() -> str:
+    """Return each private name of a framework, what the bridge needs it for, and whether it is vital."""
+    modules = [import_module(f"ojs_bridge.{name}.compat") for name in ("celery", "dramatiq")]
+    names = [name for module in modules for name in names_in(vars(module)) if name.only != TESTING]
+    rows = (
+        (f"`{name.place}`", f"`{name.name}`", name.need, "vital" if name.keeps_jobs else "") for name in names
+    )
+    return table(("In", "Name", "The bridge needs it to", ""), rows)
+
+
+def public_names(module: str) -> str:
+    """Return each public name of a module with the first line of its docstring."""
+    found = import_module(module)
+    said = {name: inspect.getdoc(getattr(found, name)) for name in found.__all__}
+    rows = ((f"`{name}`", (doc or "").partition("\n")[0] or "A type.") for name, doc in said.items())
+    return table(("Name", "What it is"), rows)
+
+
 #: The parts by their names in the pages: `<!-- made: settings -->`.
 PARTS = {
     "settings": settings,
@@ -211,4 +244,28 @@ PARTS = {
     "events": event_types,
     "command line": command_line,
     "routes": routes,
+    "private names": private_names,
 }
+#: A made part in a page: of the code, or of the public names of a module.
+MADE = re.compile(
+    r"^<!-- (?:made: (?P<part>[\w ]+)|names of (?P<module>[\w.]+)) -->\n.*?^<!-- end -->$", re.M | re.S
+)
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def as_made(page: str) -> str:
+    """Return a page with its made parts as the code has them now."""
+
+    def part(place: re.Match[str]) -> str:
+        text = PARTS[place["part"]]() if place["part"] else public_names(place["module"])
+        return f"{place[0].partition(chr(10))[0]}\n{text.strip()}\n<!-- end -->"
+
+    return MADE.sub(part, page)
+
+
+if __name__ == "__main__":
+    for path in DOCS.rglob("*.md"):
+        page = path.read_text("utf-8")
+        if (made := as_made(page)) != page:
+            path.write_text(made, "utf-8")
+            print(f"wrote {path.relative_to(DOCS)}")

@@ -109,6 +109,14 @@ def parts() -> Any:
     return runpy.run_path(str(ROOT / "scripts" / "site_pages.py"))
 
 
+def test_what_is_made_from_the_code_stands_in_the_pages() -> None:
+    """`python scripts/site_pages.py` writes it, for those who read a page without the site, too."""
+    pages = {path: path.read_text("utf-8") for path in (ROOT / "docs").rglob("*.md")}
+    as_made = parts()["as_made"]
+    assert sum("<!-- end -->" in page for page in pages.values()) > 10
+    assert [path for path, page in pages.items() if as_made(page) != page] == []
+
+
 def test_every_field_of_an_event_is_explained() -> None:
     """The page has a row for each; the types are those of a shop that ran."""
     page = (ROOT / "docs" / "reference" / "events.md").read_text("utf-8")

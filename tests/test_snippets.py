@@ -102,7 +102,7 @@ def run_cli(*words: str, folder: Path) -> str:
 #: A command at a prompt, or in a sentence, where it may go on in the next line.
 COMMAND = re.compile(r"^ *\$ (?:\w+=\S+ )*ojs-bridge (.+)$|`ojs-bridge\s([^`]+)`", re.MULTILINE)
 #: The words of a sentence for what a reader puts in their place.
-PLACEHOLDERS = {"…", "..."}
+PLACEHOLDERS = {"…", "...", "[OPTIONS]"}
 
 
 def test_the_commands_of_all_pages_exist() -> None:
