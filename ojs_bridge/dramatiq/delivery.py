@@ -12,6 +12,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from dramatiq import Message
@@ -129,8 +130,7 @@ def keep_what_is_delivered() -> None:
 def restore_arguments(message: MessageProxy) -> None:
     """Give a message the arguments back with which it was delivered."""
     inside = message_in(message)
-    data = vars(inside).get(_DELIVERED)
-    if data is not None:
+    if (data := vars(inside).get(_DELIVERED)) is not None:
         sent = Message.decode(data)
         restored = inside.copy(args=sent.args, kwargs=sent.kwargs)
         vars(restored)[_DELIVERED] = data
@@ -146,10 +146,11 @@ class _Entering(threading.local):
 entering = _Entering()
 
 
-class Snooze(failures.Snooze, NativeRetry):
-    """The Snooze of an actor, as Dramatiq hears of it: all but its `Retry` are failures in its log."""
-
-    delay = None
+@functools.cache
+def _as_retry(snooze: type) -> type:
+    """Return a class of Snooze as Dramatiq hears of it: all but its `Retry` are failures in its log."""
+    names = {"__module__": snooze.__module__, "delay": getattr(snooze, "delay", None)}
+    return type(snooze.__name__, (snooze, NativeRetry), names)
 
 
 def listening(actor: str, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -168,8 +169,10 @@ def listening(actor: str, run: Callable[..., Any]) -> Callable[..., Any]:
                 hear(result, f"actor {actor}")
             return result
         except BaseException as error:
-            if called == actor and type(error) is failures.Snooze:
-                error.__class__ = Snooze
+            if called == actor and issubclass(type(error), failures.Snooze):
+                # The user's class may allow no class below it.
+                with suppress(Exception):
+                    BaseException.__setattr__(error, "__class__", _as_retry(type(error)))  # type: ignore[arg-type]
             if called != actor or can_be_shown(error):
                 raise
             failed = HandlerFailed.of(error)
@@ -217,9 +220,7 @@ def publication(message: MessageProxy) -> str:
     if redis_id := options.get(REDIS_ID):
         return str(options.get(DELAYED_AS, redis_id))
     told = getattr(message, redelivered.name, None)
-    if told == UNTOLD:
-        return str(options.get(DELAYED_AS, UNTOLD))
-    return "" if told else str(options.get(DELAYED_AS, uuid.uuid4()))
+    return "" if told and told != UNTOLD else str(options.get(DELAYED_AS, told or uuid.uuid4()))
 
 
 class Ending:

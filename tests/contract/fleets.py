@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +25,7 @@ from tests.contract.dramatiq_broker import make_broker
 from tests.contract.fleet import Fleet, Wishes, Worker
 from tests.contract.notes import Settings
 from tests.contract.steps import Step
-from tests.forking import Forked, module
+from tests.forking import ROOT, Forked, module
 from tests.on_celery import fleet as celery_fleet
 from tests.on_dramatiq.fleet import left_in
 from tests.servers import eventually
@@ -238,7 +240,17 @@ class Process:
         words = ["tests.contract.dramatiq_broker", "--processes", "1", "--threads", str(threads), *options]
         environment = {**os.environ, **settings.to_env(), **env}
         self._before = self.log.count("ready for action") if log.exists() else 0
-        self.process = Forked(module, "dramatiq", *words, env=environment, log=log, leads=True)
+        self.process: Any
+        if "gevent" not in words:
+            self.process = Forked(module, "dramatiq", *words, env=environment, log=log, leads=True)
+            return
+        # A green one starts by itself, before anything is imported.
+        words.remove("gevent")
+        command = [Path(sys.executable).parent / "dramatiq-gevent", *words]
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=out, stderr=out, start_new_session=True
+            )
 
     @property
     def log(self) -> str:

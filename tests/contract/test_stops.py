@@ -60,6 +60,8 @@ ALL: tuple[tuple[str, str, str], ...] = (
     ("dramatiq-rabbitmq", "--processes 2", "TERM to the children first"),
     ("dramatiq-rabbitmq", "--processes 2", "INT to all, twice"),
     ("dramatiq-rabbitmq", "--processes 2", "QUIT to all"),
+    ("dramatiq-valkey", "gevent --processes 2", "QUIT to all"),
+    ("dramatiq-rabbitmq", "gevent --processes 2", "QUIT to the main process"),
 )
 
 

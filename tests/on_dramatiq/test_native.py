@@ -634,3 +634,41 @@ def test_a_snoozed_member_of_a_pipeline_goes_on_later(fleet: Fleet) -> None:
     dramatiq.pipeline([message, fleet.declare(got.append).message()], broker=fleet.broker).run()
     eventually(lambda: got and "job.snoozed" in fleet.heard.types(message.message_id))
     assert fleet.heard.types(message.message_id).count("job.snoozed") == 1
+
+
+class Later(Snooze):
+    """A Snooze of one's own, with a class and an argument of its own."""
+
+    __slots__ = ("why",)
+
+    def __init__(self, why: str) -> None:
+        super().__init__("PT0.05S")
+        self.why = why
+
+
+class Full(Snooze, OSError):
+    """A Snooze that is another error, too."""
+
+
+class Last(Snooze):
+    """A Snooze that allows no class below it."""
+
+    def __init_subclass__(cls) -> None:
+        raise TypeError("no more")
+
+
+@pytest.mark.parametrize("kind", [Snooze, Later, Full, Last])
+def test_a_snooze_of_any_class_is_no_error_in_the_log(
+    fleet: Fleet, kind: type[Snooze], caplog: pytest.LogCaptureFixture
+) -> None:
+    raised: list[BaseException] = []
+
+    def snooze() -> BaseException:
+        raised.append(kind("PT0.05S"))
+        return raised[-1]
+
+    job = fleet.actor(raising(snooze, times=1)).send(f"key-of-{kind.__name__}").message_id
+    eventually(lambda: "job.completed" in fleet.heard.types(job))
+    assert fleet.heard.types(job).count("job.snoozed") == 1
+    assert isinstance(raised[0], kind)
+    assert ("Failed to process" in caplog.text) is (kind is Last)
