@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
-demo: .venv/.demo  ## watch failed jobs being retried and buried, on a private Valkey
+demo: .venv/.demo  ## watch jobs being retried, buried, and begun again after a kill -9, on a private Valkey
 	.venv/bin/python examples/demo/demo.py
 
 test:  ## run every test, and beside them the adapters' at the oldest supported versions

@@ -1,5 +1,6 @@
 """The demonstration of `make demo`, with real workers of both frameworks."""
 
+import re
 import subprocess
 import sys
 import time
@@ -36,6 +37,12 @@ def test_the_demonstration(tmp_path: Path) -> None:
         0,
         "every job ended as its policy says, and no retry ran early",
     ), said
+    for framework in ("celery", "dramatiq"):
+        assert re.search(
+            rf"{framework}: the worker was killed with signal 9 while it ran the job: attempt 1 counts, as "
+            r"visibility_timeout; another worker began it again after \d+\.\d s",
+            " ".join(said.split()),
+        ), said
     assert time.monotonic() - began < 60
     assert list(tmp_path.iterdir()) == []
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from jobs import JOBS, DemoJob
+from jobs import JOBS, KILLED, DemoJob
 from rich.box import SIMPLE
 from rich.table import Table
 
@@ -17,6 +17,7 @@ STYLES = {
     "dead-lettered": "magenta",
     "refused": "yellow",
     "running": "cyan",
+    "killed": "red",
     "retrying": "blue",
     "snoozed": "blue",
 }
@@ -41,6 +42,10 @@ class Track:
     runs: int = 0
     due: datetime | None = None
     delays: list[Delay] = field(default_factory=list)
+    #: When its worker was killed, when another worker began it, and what became of the killed run.
+    killed: datetime | None = None
+    again: datetime | None = None
+    lost: str = ""
 
     def hear(self, event: Mapping[str, Any]) -> None:
         """Take in one event of this job."""
@@ -50,6 +55,7 @@ class Track:
                 self._started(at)
             case "job.retrying":
                 self._waits("retrying", data)
+                self.lost = f"attempt {data['attempt']} counts, as {data['error']['type']}"
             case "job.snoozed":
                 self._waits("snoozed", data)
             case "job.completed":
@@ -63,6 +69,8 @@ class Track:
         if self.due and self.delays:
             self.delays[-1].late = (at - self.due).total_seconds()
         self.due = None
+        if self.killed and not self.again:
+            self.again = at
 
     def _waits(self, state: str, data: Mapping[str, Any]) -> None:
         self.state = state
@@ -108,6 +116,25 @@ class Board:
     def ended(self) -> bool:
         """Whether every job has ended."""
         return all(track.ended for tracks in self.tracks.values() for track in tracks.values())
+
+    def to_kill(self, has_begun: Callable[[str, str], bool]) -> list[str]:
+        """Return the frameworks whose worker is to be killed now, because it runs the job for that."""
+        found = []
+        for framework, tracks in self.tracks.items():
+            track = tracks[KILLED]
+            if track.state == "running" and not track.killed and has_begun(framework, KILLED):
+                track.state, track.killed = "killed", datetime.now(timezone.utc)
+                found.append(framework)
+        return found
+
+    def kills(self) -> list[str]:
+        """Return a line for each worker that was killed: what became of its job, and how soon."""
+        return [
+            f"{framework}: the worker was killed with signal 9 while it ran the job: {track.lost}; "
+            f"another worker began it again after {(track.again - track.killed).total_seconds():.1f} s"
+            for framework, tracks in self.tracks.items()
+            if (track := tracks[KILLED]).killed and track.again
+        ]
 
     def unexpected(self) -> list[str]:
         """Return a line for each job that did not end as its policy says."""

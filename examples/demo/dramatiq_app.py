@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dramatiq
 from dramatiq.brokers.redis import RedisBroker
-from jobs import TASK_POLICY
+from jobs import KILLED_QUEUE, TASK_POLICY
 from project import VALKEY_URL, bridge, perform
 
 from ojs_bridge.dramatiq import OJSRetries
@@ -14,7 +14,10 @@ broker.add_middleware(OJSRetries(bridge))
 dramatiq.set_broker(broker)
 
 
-@dramatiq.actor(actor_name="demo", queue_name="demo", ojs_retry=TASK_POLICY)
-def demo(name: str) -> None:
+def _perform(name: str) -> None:
     """Perform one of the demonstration's jobs."""
     perform("dramatiq", name)
+
+
+demo = dramatiq.actor(_perform, actor_name="demo", queue_name="demo", ojs_retry=TASK_POLICY)
+killed = dramatiq.actor(_perform, actor_name="killed", queue_name=KILLED_QUEUE, ojs_retry=TASK_POLICY)

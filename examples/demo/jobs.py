@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -18,6 +19,8 @@ TASK_POLICY: dict[str, Any] = {"non_retryable_errors": ["payment.card_stolen", "
 
 #: The job that is replayed at the end, once its cause is mended.
 REPLAYED = "exhausts, is dead-lettered"
+#: The job whose worker is killed while it runs; it is sent to a queue of this name, which has its own worker.
+KILLED, KILLED_QUEUE = "loses its worker to kill -9", "killed"
 
 
 class CardStolen(Exception):
@@ -53,6 +56,11 @@ def _until(last: int, exc: BaseException) -> Callable[[int], BaseException | Non
     return lambda run: exc if run <= last else None
 
 
+def _until_killed(run: int) -> None:
+    if run == 1:
+        time.sleep(60)
+
+
 DOWN = ConnectionError("the other side is down")
 
 JOBS: dict[str, DemoJob] = {
@@ -71,6 +79,7 @@ JOBS: dict[str, DemoJob] = {
     "says DeadLetter": DemoJob(_always(DeadLetter("payment.fraud", "look at this")), "dead-lettered", 1),
     "says Fail": DemoJob(_always(Fail("validation.amount", "negative")), "discarded", 1),
     "says Snooze, for 1 s": DemoJob(_until(1, Snooze("PT1S")), "completed", 2),
+    KILLED: DemoJob(_until_killed, "completed", 2),
     "brings its own policy": DemoJob(
         _until(3, DOWN),
         "completed",

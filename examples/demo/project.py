@@ -25,6 +25,11 @@ def record(event: Event) -> None:
 bridge = Bridge(retry=DEFAULT_POLICY, errors=ERRORS, listeners=[record])
 
 
+def has_begun(framework: str, name: str) -> bool:
+    """Return whether the handler of a job has begun a run."""
+    return bool(valkey.exists(f"demo:runs:{framework}:{name}"))
+
+
 def perform(framework: str, name: str) -> str:
     """The handler of both frameworks: behave as the job of that name does on this run."""
     run = int(valkey.incr(f"demo:runs:{framework}:{name}"))

