@@ -68,7 +68,8 @@ ALL: tuple[tuple[str, str, str], ...] = (
 @pytest.mark.requirement("RET-12")
 @pytest.mark.parametrize(("kind", "options", "stop"), ALL)
 def test_a_stop_uses_no_attempt(made: Made, kind: str, options: str, stop: str) -> None:
-    stops_without_a_loss(made(kind, visibility=5), options.split(), STOPS[stop])
+    # On a loaded machine a process may be killed before it has given its jobs back.
+    stops_without_a_loss(made(kind, visibility=5, reservation="PT20S"), options.split(), STOPS[stop])
 
 
 #: Stops whose job runs longer than the grace period, and how many processes hear of each.
