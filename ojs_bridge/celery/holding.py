@@ -85,7 +85,8 @@ class Hold(Reject):  # type: ignore[misc]
 
 def until_begun(error: BaseException, outcome: Unsettled | None = None) -> Hold:
     """Return the exception that has the worker hold a delivery until its job can begin, or its run end."""
-    return Hold(safe_repr(error), needs_store=isinstance(error, StoreError), outcome=outcome)
+    is_store = isinstance(error, StoreError)
+    return Hold(str(error) if is_store else safe_repr(error), needs_store=is_store, outcome=outcome)
 
 
 def held(
@@ -93,7 +94,8 @@ def held(
 ) -> Exception:
     """Return the exception that has the worker hold a delivery without another place, if it still can."""
     if returnable:
-        return Hold(safe_repr(error), needs_store=isinstance(error, StoreError), outcome=outcome)
+        is_store = isinstance(error, StoreError)
+    return Hold(str(error) if is_store else safe_repr(error), needs_store=is_store, outcome=outcome)
     why = safe_repr(error)
     logger.critical("job %s is lost, being acknowledged before it ran: %s", known(request), why)
     return shown_exception(error)

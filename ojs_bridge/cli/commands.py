@@ -104,8 +104,10 @@ def group_of(name: str, does: str, *, add_completion: bool = False) -> typer.Typ
     )
 
 
-def command(group: typer.Typer, name: str, *, changes: bool = False) -> Callable[[F], F]:
-    """Add a function to a group of commands; the function returns the exit code.
+def command(
+    group: typer.Typer, name: str, *, changes: bool = False, panel: str | None = None
+) -> Callable[[F], F]:
+    """Add a function to a group of commands, in a panel of its help; the function returns the exit code.
 
     A command that changes something takes a reason for the audit. A parameter that is a dataclass stands for
     its fields, which are options. typer does not offer that.
@@ -114,7 +116,8 @@ def command(group: typer.Typer, name: str, *, changes: bool = False) -> Callable
     def add(function: F) -> F:
         # A line of code is longer than one of a terminal, which breaks the paragraph anew.
         told = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(function) or "")
-        group.command(name, cls=_Command, help=told)(_flat(function, _REASON[:changes]))
+        add_to = group.command(name, cls=_Command, help=told, rich_help_panel=panel)
+        add_to(_flat(function, _REASON[:changes]))
         return function
 
     return add

@@ -88,7 +88,12 @@ class Place:
         """Return a bridge without an app for the store, which may be `new`."""
         url = self._url
         if not url:
-            raise ConfigurationError(f"store: none is given: --store URL, {_STORE}, or --app MODULE:APP")
+            raise ConfigurationError(
+                "store: which one? Dead letters and parked retries are in the database that your "
+                f"Bridge(store=...) names. Name your app: --app MODULE:APP, or {APP}. Or name the store: "
+                f"--store postgresql://user@db/shop, or {_STORE}. Without a store dead letters are in the "
+                "dead queues of the broker"
+            )
         if not new:
             _check_file(url)
         return Bridge(url, namespace=self.namespace, retention=retention)
@@ -131,10 +136,12 @@ class Place:
     def _check(self, bridge: Bridge) -> None:
         """Refuse options that the app's own bridge would ignore."""
         if bridge.store is None:
-            url = without_password(self.store) if self.store else "sqlite:///ojs.db"
+            how = "Bridge(store='postgresql://user@db/shop'), or redis://, or on one host only sqlite:///"
+            if self.store:
+                how = f"Bridge(store={without_password(self.store)!r})"
             raise ConfigurationError(
-                f"store: the app's bridge has none: give it Bridge(store={url!r}), or set {_STORE} for this "
-                "command and for the workers, which a Bridge() without a store reads"
+                f"store: the app's bridge has none: give it {how}, or set {_STORE} for this command and "
+                "for the workers, which a Bridge() without a store reads"
             )
         for name in ("store", "namespace"):
             if getattr(self, name):

@@ -35,18 +35,23 @@ from .letters import WHEN, time_from, whereabouts
 from .printing import Listing, answer, brief_time_of, plain, say, show, table, time_of
 
 _GROUPS = (dead_letters, retries, operations, policy)
-_EXIT_CODES = (about or "").partition("\n\n")[2]
+_EXIT_CODES = " ".join((about or "").partition("\n\n")[2].split())
+#: The panels of the help, in the order in which a user needs them.
+_BEFORE, _FAILED, _RUNNING = "Before you install", "Failed jobs", "Running"
 
 program = group_of(
     "ojs-bridge",
-    "Plans, dead letters, parked retries and retry policies of a Celery or Dramatiq fleet.",
+    "Find what your Celery or Dramatiq fleet loses, and send failed jobs back.",
     add_completion=True,
 )
-program.info.epilog = " ".join(_EXIT_CODES.split())
+program.info.epilog = (
+    f"Start with: ojs-bridge plan MODULE:APP (changes nothing, needs no store). {_EXIT_CODES}"
+)
 for module in _GROUPS:
-    program.add_typer(module.group, epilog=program.info.epilog)
+    panel = _BEFORE if module is policy else _FAILED
+    program.add_typer(module.group, epilog=_EXIT_CODES, rich_help_panel=panel)
 command(dead_letters.group, "replay", changes=True)(operations.replay)
-command(program, "plan")(plan.plan)
+command(program, "plan", panel=_BEFORE)(plan.plan)
 
 
 def _show_version(wanted: bool) -> None:
@@ -64,7 +69,22 @@ def options(
     """Take the program's own options."""
 
 
-@command(program, "serve")
+@command(program, "job", panel=_FAILED)
+def job(
+    place: Place,
+    job_id: Annotated[str, Argument(metavar="ID", help=f"The job's id, {ID_HELP}")],
+    as_json: AsJson = False,
+) -> None:
+    """Show where a job is, its attempts and errors: its dead letter or its parked retry.
+
+    The store does not know a job that waits in the broker, runs, has succeeded or was dropped.
+    """
+    jobs = place.bridge.jobs
+    found = jobs.get(jobs.id_of(job_id))
+    answer(found.to_ojs(), *whereabouts(found), as_json=as_json)
+
+
+@command(program, "serve", panel=_RUNNING)
 def serve(
     place: Place,
     host: Annotated[str, Option(help="The address to listen on.")] = "127.0.0.1",
@@ -81,9 +101,10 @@ def serve(
         str | None, Option(help="The header in which a proxy that guards this server names the user.")
     ] = None,
 ) -> None:
-    """Serve the page and its HTTP API; OJS_BRIDGE_OPERATOR_TOKEN and OJS_BRIDGE_READER_TOKEN guard them.
+    """Show the page in a browser, and answer over HTTP.
 
-    So does OJS_BRIDGE_TOKENS, a list of tokens with names: alice:operator:TOKEN,ci:reader:TOKEN.
+    OJS_BRIDGE_OPERATOR_TOKEN and OJS_BRIDGE_READER_TOKEN guard both. So does OJS_BRIDGE_TOKENS, a list of
+    tokens with names: alice:operator:TOKEN,ci:reader:TOKEN.
     """
     try:
         from ..http import serve as serve_http
@@ -125,7 +146,7 @@ class _Plain(logging.Formatter):
         return plain(super().format(record))
 
 
-@command(program, "health")
+@command(program, "health", panel=_RUNNING)
 def health(
     *,
     place: Place,
@@ -143,22 +164,7 @@ def health(
     return {"away": OUT_OF_REACH, "degraded": INCOMPLETE}.get(report.status)
 
 
-@command(program, "job")
-def job(
-    place: Place,
-    job_id: Annotated[str, Argument(metavar="ID", help=f"The job's id, {ID_HELP}")],
-    as_json: AsJson = False,
-) -> None:
-    """Show where a job is, its attempts and errors: its dead letter or its parked retry.
-
-    The store does not know a job that waits in the broker, runs, has succeeded or was dropped.
-    """
-    jobs = place.bridge.jobs
-    found = jobs.get(jobs.id_of(job_id))
-    answer(found.to_ojs(), *whereabouts(found), as_json=as_json)
-
-
-@command(program, "audit")
+@command(program, "audit", panel=_RUNNING)
 def audit(
     *,
     place: Place,
@@ -180,7 +186,7 @@ def audit(
         say(f"there may be more: --cursor {page.next_cursor}")
 
 
-@command(program, "mark")
+@command(program, "mark", panel=_RUNNING)
 def mark(
     *,
     place: Place,

@@ -139,11 +139,6 @@ def say_caveats(broker: Broker, bridge: Bridge) -> None:
 
 
 def _caveats(broker: Any, bridge: Bridge) -> Iterator[str]:
-    if bridge.store is None and (is_redis(broker) or is_rabbitmq(broker)):
-        yield (
-            "no store: a job that kills its worker is delivered again without an attempt being counted, and "
-            "long delays wait in the memory of workers"
-        )
     if not is_known(broker):
         yield (
             f"{type(broker).__name__} is no broker of Dramatiq's own: it does not say that a message comes "

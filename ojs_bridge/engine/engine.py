@@ -105,7 +105,8 @@ class Engine:
             )
         if self.store is None:
             logger.warning(
-                "no store: dead letters go to %s; set Bridge(store=...) or OJS_BRIDGE_STORE",
+                "no store: the attempt of a killed worker does not count, long delays wait in the memory of "
+                "workers, and dead letters go to %s; set Bridge(store=...) or OJS_BRIDGE_STORE",
                 dead_queue,
             )
             return
@@ -117,6 +118,10 @@ class Engine:
             then = f"dead letters go to {dead_queue}" if self._fail_open else "jobs wait"
             logger.error("until the store works, %s: %s", then, error)
             return
+        if is_program and getattr(self.store, "is_on_one_host", False):
+            logger.warning(
+                "the store is a SQLite file: all workers must run on this host, and share the file"
+            )
         if apart > MAX_SKEW:
             logger.error(
                 "this machine's clock and the store's are %.1f s apart: retries run early or late, and live "

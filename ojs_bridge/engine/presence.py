@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
+from ..errors import StoreError
 from .heartbeat import has_ended
 from .threads import keep_going
 
@@ -129,7 +130,8 @@ class Presence:
             self._is_reported = False
         except Exception as error:  # noqa: BLE001 - whatever is wrong with Redis, another look follows
             self.missed()
-            if not self._is_reported:
+            # The scheduler tells of an outage of the store.
+            if not self._is_reported and not isinstance(error, StoreError):
                 logger.warning("the messages of a killed worker come back late: %r", error)
             self._is_reported = True
         self._looked.set()

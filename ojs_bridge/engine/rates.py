@@ -93,7 +93,6 @@ class Sums:
         self._counts: dict[Key, list[int]] = {}
         self._writer, self._number = uuid4().hex, 0
         self._batch: list[Rate] = []
-        self._down = False
 
     def write(self) -> None:
         """Add up what has ended, and write it; never raises. Without a store it waits for the next time."""
@@ -101,15 +100,11 @@ class Sums:
             self._add_up()
             while self._batch or self._counts:
                 self._write_batch()
-            self._down = False
         except Exception as error:
+            # In an outage they wait; other lines of the log tell of it.
             if not isinstance(error, StoreError) or isinstance(error, Unstorable):
                 self._counts, self._batch = {}, []
                 logger.exception("rates: counts are dropped")
-                return
-            if not self._down:
-                logger.warning("rates: counts wait until the store works: %s", error)
-            self._down = True
 
     def _write_batch(self) -> None:
         """Write a batch. It stays as it is until it is written: the store may know its number."""

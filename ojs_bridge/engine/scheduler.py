@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TypeVar
 
-from ..errors import StoreError, Unpublishable, Unreachable
+from ..errors import StoreError, Unpublishable, Unreachable, Unstorable
 from ..rules.job import format_time
 from ..store import Grant, Parked, Reservation, Settle, Store
 from .runs import Publisher
@@ -182,4 +182,5 @@ def _do(chore: Chore) -> None:
     try:
         chore.do()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - after any error it comes again in its time
-        logger.warning("%s: not done this time: %r", chore.name, error)
+        if not isinstance(error, StoreError) or isinstance(error, Unstorable):
+            logger.warning("%s: not done this time: %s: %s", chore.name, type(error).__name__, error)

@@ -203,7 +203,7 @@ class Outage:
             first = not self._said and now >= self._calm_from
             self._said = self._said or first
         if first:
-            logger.error("%s (%s: %s)", self._begins, type(error).__name__, error)
+            logger.error("%s (%s)", self._begins, str(error) or type(error).__name__)
         return now - since
 
 

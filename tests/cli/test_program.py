@@ -26,7 +26,7 @@ from tests.store.test_store import entry
 
 @pytest.mark.parametrize("group", [[], ["dead-letters"], ["retries"], ["policy"]])
 def test_help_tells_the_exit_codes(group: list[str]) -> None:
-    """The epilogue has them, as the package's docstring does."""
+    """The epilogue has them, as the package's docstring does; that of the program says what to begin with."""
     told = " ".join(run(*group, "--help", COLUMNS="100").out.split())
     for code in (
         "0 done",
@@ -43,8 +43,17 @@ def test_all_commands_are_there() -> None:
     for name in ("list", "show", "replay", "delete", "purge", "stats", "prune", "export", "import", "watch"):
         assert f"│ {name} " in told
     told = run("--help").out
-    for name in ("dead-letters", "retries", "policy", "plan", "serve"):
-        assert f"│ {name} " in told
+    panels = {
+        "Before you install": ("plan", "policy"),
+        "Failed jobs": ("job", "dead-letters", "retries", "operations"),
+        "Running": ("serve", "health", "audit", "mark"),
+    }
+    for panel, names in panels.items():
+        told = told.partition(f"─ {panel} ─")[2]
+        listed = told.partition("╰")[0]
+        assert [
+            line.split()[1] for line in listed.splitlines() if line.startswith("│ ") and line[2] != " "
+        ] == [*names]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +81,7 @@ def test_a_paragraph_of_help_fills_its_lines(words: list[str]) -> None:
 
 def test_the_page_is_the_only_page() -> None:
     """The help has one word for the page in a browser, and no other use of that word."""
-    assert "Serve the page and its HTTP API" in run("serve", "-h").out
+    assert "Show the page in a browser" in run("serve", "-h").out
     for words in (("dead-letters",), ("dead-letters", "list"), ("retries", "list"), ("plan",)):
         assert "page" not in run(*words, "-h").out
 

@@ -264,7 +264,7 @@ def test_a_worker_refuses_to_start_and_says_why(starts: dict[str, tuple[int, str
 def test_a_worker_without_a_store_says_what_goes(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
     install(app, Bridge())
     check_app(app)
-    assert "no store: dead letters go to `<queue>.dead`" in caplog.text
+    assert "no store: the attempt of a killed worker does not count" in caplog.text
 
 
 def test_the_store_may_come_from_the_environment(

@@ -17,6 +17,7 @@ class SQLStore(StoreOfParts):
 
     def __init__(self, database: Database) -> None:
         self.database, self.is_in_memory = database, database.is_in_memory
+        self.is_on_one_host = not (database.is_postgres or database.is_in_memory)
         letters, parked = SQLLetters(database), SQLParked(database)
         groups, reservations = SQLGroups(database, letters), SQLReservations(database)
         documents, rates = SQLDocuments(database), SQLRates(database)

@@ -45,7 +45,8 @@ def quick(url: str, patience: float) -> sa.Engine:
         options = _postgres_options(parsed, patience) if is_postgres else _SQLITE_OPTIONS
         engine = sa.create_engine(parsed, hide_parameters=True, **options)
     except ImportError as error:
-        raise ConfigurationError(f"store: the driver of {shown!r} is not installed: {error}") from None
+        how = "pip install 'ojs-bridge[postgresql]'" if error.name == "psycopg" else error
+        raise ConfigurationError(f"store: the driver of {shown!r} is not installed: {how}") from None
     except (ArgumentError, TypeError, ValueError) as error:
         why = (
             f"no driver has the name {parsed.drivername!r}"
