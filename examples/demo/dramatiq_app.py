@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dramatiq
 from dramatiq.brokers.redis import RedisBroker
-from jobs import KILLED_QUEUE, TASK_POLICY
+from jobs import TASK_POLICY
 from project import VALKEY_URL, bridge, perform
+from workers import KILLED_QUEUE
 
 from ojs_bridge.dramatiq import OJSRetries
 

@@ -19,8 +19,8 @@ TASK_POLICY: dict[str, Any] = {"non_retryable_errors": ["payment.card_stolen", "
 
 #: The job that is replayed at the end, once its cause is mended.
 REPLAYED = "exhausts, is dead-lettered"
-#: The job whose worker is killed while it runs; it is sent to a queue of this name, which has its own worker.
-KILLED, KILLED_QUEUE = "loses its worker to kill -9", "killed"
+#: The job whose worker is killed while it runs.
+KILLED = "loses its worker to kill -9"
 
 
 class CardStolen(Exception):

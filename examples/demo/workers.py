@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from jobs import KILLED_QUEUE
-
 HERE = Path(__file__).parent
+#: The queue of the job whose worker is killed.
+KILLED_QUEUE = "killed"
 _CELERY = ["celery", "-A", "celery_app", "worker", "-l", "WARNING", "--without-mingle", "--without-gossip"]
 _DRAMATIQ = ["dramatiq", "dramatiq_app", "--processes", "1"]
 WORKERS = {

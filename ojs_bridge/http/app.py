@@ -29,7 +29,7 @@ from .admin import ADMIN, FLEET, MANIFEST, Admin, Fleet
 from .answers import JSON_TYPES, Answer, Door, Refusal, raise_refusal
 from .guarding import Access, Guard, UserOf, access_at, tokens_of
 from .letters import LETTERS, RETRIES, Letters, Retries
-from .operations import LINES, OPERATIONS, Operations
+from .operations import OPERATIONS, Operations
 from .requests import Asked
 from .routes import Operation, read_query
 
@@ -246,9 +246,6 @@ def _operation(operation: Operation, shape_of: Mapping[Any, Schema]) -> Schema:
     if operation.names_one and operation.method != "GET":
         errors |= CONFLICT
     answer = _content(shape_of[operation.answer])
-    if operation.many:
-        # The result comes in the last line.
-        answer[LINES] = {"schema": {"type": "string"}}
     error = _content(shape_of[shapes.Error])
     responses = {status: {"description": meaning, "content": error} for status, meaning in errors.items()}
     described: Schema = {

@@ -183,10 +183,10 @@ class Letters:
         return {"jobs": jobs, "total": place["total"], "pagination": place}
 
     @answers(LETTERS, "DELETE", "/dead-letter", many=True)
-    async def purge(self, request: Request, query: PurgeQuery, body: Purge) -> Response:
+    async def purge(self, query: PurgeQuery, body: Purge) -> Response:
         """Purge dead letters."""
         asked = body if _by_body(query, body) else Purge(filter=query, confirm=query.confirm is not None)
-        return await self._many(request, "purge", self._bridge.dead_letters.purge, asked)
+        return await self._many("purge", self._bridge.dead_letters.purge, asked)
 
     @answers(LETTERS, "DELETE", "/admin/dead-letter", many=True)
     @answers(LETTERS, "POST", "/dead-letter/purge", many=True)
@@ -200,7 +200,7 @@ class Letters:
         is_chosen = request.method == "POST" and until is not None and until < now
         where = None if until is None else requests.Filter(until=until)
         purge = Purge(filter=where, confirm=bool(asked.confirm) or is_chosen)
-        return await self._many(request, "purge", self._bridge.dead_letters.purge, purge)
+        return await self._many("purge", self._bridge.dead_letters.purge, purge)
 
     @answers(LETTERS, "GET", "/admin/dead-letter/stats")
     @answers(LETTERS, "GET", "/dead-letter/stats")
@@ -218,22 +218,18 @@ class Letters:
 
     @answers(LETTERS, "POST", "/admin/dead-letter/retry", many=True)
     @answers(LETTERS, "POST", "/dead-letter/retry", many=True)
-    async def replay_all(self, request: Request, body: Replay) -> Response:
+    async def replay_all(self, body: Replay) -> Response:
         """Replay dead letters."""
         act = partial(self._bridge.dead_letters.replay_all, rate=body.rate)
-        return await self._many(request, "retry", act, body)
+        return await self._many("retry", act, body)
 
-    async def _many(
-        self, request: Request, action: JsonAction, act: Callable[..., Bulk], asked: Purge
-    ) -> Response:
+    async def _many(self, action: JsonAction, act: Callable[..., Bulk], asked: Purge) -> Response:
         """Change all letters of a filter; without `confirm` refuse, and tell their number."""
         act = partial(act, asked.where())
         if not asked.confirm:
             preview = partial(self._bridge.operations.preview, action, asked.where())
             raise unconfirmed(action, await self._bulks.run(preview))
-        return await self._bulks.answer(
-            request, action, lambda progress: act(confirm=True, progress=progress)
-        )
+        return await self._bulks.answer(action, partial(act, confirm=True))
 
     @answers(LETTERS, "GET", "/dead-letter/groups")
     def groups(self, query: GroupsQuery) -> shapes.Groups:

@@ -1,20 +1,15 @@
-"""Bulk operations: their routes, and changes of many letters that tell their progress in lines."""
+"""Bulk operations: their routes, and changes of many letters within a request."""
 
 from __future__ import annotations
 
 import logging
-import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import TypeVar, cast
 
-import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from ..bridge import Bridge
 from ..errors import NotResumable, OperationNotFound, StoreError
@@ -23,7 +18,7 @@ from ..operations.operation import ON_RETRIES, JsonAction, Operation
 from ..operations.replaying import Bulk
 from ..rules.job import format_time
 from . import shapes
-from .answers import REQUEST_ID, Answer, Refusal, invalid, must_exist, refusal_of, too_many, written
+from .answers import Answer, Refusal, invalid, must_exist, too_many
 from .requests import Begin, DiedQuery, Limited
 from .routes import Operation as Route
 from .routes import answers
@@ -35,14 +30,9 @@ CLOSE_SECONDS = 20
 
 OPERATIONS: list[Route] = []
 
-LINES = "application/x-ndjson"
 #: The most changes that run at a time: each holds a thread until it has ended.
 MAX_RUNNING = 4
 
-#: The number of letters done so far, and at last the result or an error.
-Line: TypeAlias = Mapping[str, object]
-Progress: TypeAlias = Callable[[int], object]
-Work: TypeAlias = Callable[[Progress], Bulk]
 Done = TypeVar("Done")
 
 
@@ -183,31 +173,20 @@ class Bulks:
         self._running = 0
         self._changed = changed
 
-    async def answer(self, request: Request, action: JsonAction, work: Work) -> Response:
-        """Do the work, and answer with its result; a client that accepts lines gets the progress, too."""
-        self._check()
-        if LINES in request.headers.get("accept", ""):
-            return _Lines(lambda send: self._run(action, work, send))
-        return Answer(await self._run(action, work, lambda _line: None))
-
-    async def _run(self, action: JsonAction, work: Work, send: Callable[[Line], object]) -> shapes.Result:
-        # When the client has gone away, the line cannot be sent: its error ends the work after a batch.
-        done = await self.run(lambda: work(lambda n: anyio.from_thread.run_sync(send, {"done": n})))
-        return _result_of(action, done)
+    async def answer(self, action: JsonAction, work: Callable[[], Bulk]) -> Response:
+        """Do the work, and answer with its result."""
+        return Answer(_result_of(action, await self.run(work)))
 
     async def run(self, work: Callable[[], Done]) -> Done:
         """Do long work in one of a few threads; raises Refusal when no thread is free."""
-        self._check()
+        if self._running >= MAX_RUNNING:
+            raise too_many(f"{MAX_RUNNING} replays, purges or counts are running", 10)
         self._running += 1
         try:
             return await run_in_threadpool(work)
         finally:
             self._running -= 1
             self._changed()
-
-    def _check(self) -> None:
-        if self._running >= MAX_RUNNING:
-            raise too_many(f"{MAX_RUNNING} replays, purges or counts are running", 10)
 
 
 def _result_of(action: JsonAction, done: Bulk) -> shapes.Result:
@@ -222,46 +201,3 @@ def _result_of(action: JsonAction, done: Bulk) -> shapes.Result:
     if action == "purge":
         result["deleted"] = done.succeeded
     return result
-
-
-class _Lines(Response):
-    """An answer in lines of JSON: the number of letters done so far, and at last the result or an error.
-
-    The work ends when the client goes away. The other letters stay.
-    """
-
-    media_type = LINES
-
-    def __init__(self, run: Callable[[Callable[[Line], object]], Any]) -> None:
-        super().__init__()
-        del self.headers["content-length"]
-        self._run = run
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the lines as they come."""
-        lines, heard = anyio.create_memory_object_stream[Line](math.inf)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_close_when_gone, receive, heard)
-            tasks.start_soon(self._work, lines, scope[REQUEST_ID])
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            with suppress(anyio.ClosedResourceError):
-                async for line in heard:
-                    body = f"{written(line)}\n".encode("ascii")
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
-                await send({"type": "http.response.body", "body": b""})
-            tasks.cancel_scope.cancel()
-
-    async def _work(self, lines: MemoryObjectSendStream[Line], request_id: str) -> None:
-        with lines, suppress(anyio.BrokenResourceError):
-            try:
-                lines.send_nowait(await self._run(lines.send_nowait))
-            except anyio.BrokenResourceError:
-                return
-            except Exception as error:  # noqa: BLE001 - the last line tells it
-                lines.send_nowait(refusal_of(error, request_id).to_ojs(request_id))
-
-
-async def _close_when_gone(receive: Receive, heard: MemoryObjectReceiveStream[Line]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    heard.close()

@@ -91,15 +91,6 @@ def test_each_write_takes_a_reason(door: House) -> None:
     assert refused(too_long, 400, "invalid_request")["message"].startswith("reason: ")
 
 
-def test_a_reason_in_a_stream_of_lines(door: House) -> None:
-    """The work begins after the handler has returned, and still has its actor."""
-    headers = {"Accept": "application/x-ndjson"}
-    body = {"confirm": True, "reason": "ticket 12"}
-    assert door.client.post(f"{LETTERS}/retry", json=body, headers=headers).status_code == 200
-    [record] = listed(door.client)
-    assert (record["via"], record["reason"], record["count"]) == ("http", "ticket 12", 3)
-
-
 def test_pages_and_wrong_queries(door: House) -> None:
     for n in range(3):
         door.client.delete(f"{LETTERS}/j-{n}")

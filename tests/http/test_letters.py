@@ -450,38 +450,6 @@ def test_secrets_stay_hidden(tmp_path: Any) -> None:
     assert "hunter2!" not in door.client.post(f"{LETTERS}/j-1/retry").text
 
 
-def lines_of(answer: Any) -> list[dict[str, Any]]:
-    """Return the lines of an answer."""
-    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/x-ndjson")
-    return [json.loads(line) for line in answer.text.splitlines()]
-
-
-def test_progress_line_by_line(door: House) -> None:
-    """Each line counts the letters so far, and the last has the result."""
-    for n in range(450):
-        door.bury(f"j-{n}")
-    asked = {"Accept": "application/x-ndjson"}
-    lines = lines_of(door.client.post(f"{LETTERS}/retry", json={"confirm": True}, headers=asked))
-    assert [line["done"] for line in lines[:-1]] == sorted(line["done"] for line in lines[:-1])
-    assert len(lines) > 2
-    assert lines[-1] == {"action": "retry", "matched": 450, "succeeded": 450, "failed": 0, "errors": []}
-    door.bury("j-1")
-    lines = lines_of(door.client.delete(LETTERS, params={"confirm": "true"}, headers=asked))
-    assert (lines[0], lines[-1]["action"]) == ({"done": 1}, "purge")
-
-
-def test_an_error_in_the_last_line(door: House) -> None:
-    """A broker that goes down in the middle ends the answer, in the shape of every error."""
-    for n in range(300):
-        door.bury(f"j-{n}", discarded_at=door.bridge.engine.now() - timedelta(seconds=400 - n))
-    door.outbox.refuses = {"j-250": Unreachable("down")}
-    asked = {"Accept": "application/x-ndjson"}
-    lines = lines_of(door.client.post(f"{LETTERS}/retry", json={"confirm": True}, headers=asked))
-    assert lines[0] == {"done": 200}
-    assert (lines[-1]["error"]["code"], lines[-1]["error"]["retryable"]) == ("backend_error", True)
-    assert door.bridge.dead_letters.stats().total == 50
-
-
 def test_counts_are_kept_for_each_filter(door: House) -> None:
     """A change through the API drops all of them."""
     for n in range(6):

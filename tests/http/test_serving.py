@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 from contextlib import suppress
@@ -14,7 +13,6 @@ import pytest
 from ojs_bridge import Letter
 from ojs_bridge.engine.runs import Override
 from ojs_bridge.http.app import guarded
-from ojs_bridge.operations.replaying import Bulk
 from ojs_bridge.rules.job import Header
 from tests.http.doors import (
     API,
@@ -117,34 +115,6 @@ def has_ended(connection: socket.socket) -> bool:
         return False
     except OSError:
         return True
-
-
-def test_who_goes_away_ends_a_replay(door: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The replay ends after a batch; the rest stays, and can be replayed later."""
-    letters, ended = door.bridge.dead_letters, threading.Event()
-    replay_all = letters.replay_all
-
-    def told_when_it_ends(*args: Any, **kind: Any) -> Bulk:
-        try:
-            return replay_all(*args, **kind)
-        finally:
-            ended.set()
-
-    monkeypatch.setattr(letters, "replay_all", told_when_it_ends)
-    for n in range(3):
-        door.bury(f"j-{n}")
-    with listening(guarded(door.bridge, unlimited())) as address:
-        # A batch is of one, and the server has ten seconds to see who has gone.
-        asked = {"json": {"confirm": True, "rate": 0.1}, "timeout": 60}
-        headers = {**OWN, "Accept": "application/x-ndjson"}
-        with httpx.stream("POST", f"{address}{LETTERS}/retry", headers=headers, **asked) as answer:
-            assert json.loads(next(answer.iter_lines())) == {"done": 1}
-        assert ended.wait(90)
-        before = len(door.ids())
-        assert len(door.outbox.published) == 3 - before <= 2
-        body = {"confirm": True}
-        done = httpx.post(f"{address}{LETTERS}/retry", json=body, headers=OWN, timeout=60).json()
-        assert (done["succeeded"], door.ids()) == (before, [])
 
 
 class Slow(Outbox):
