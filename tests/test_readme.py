@@ -21,7 +21,12 @@ from tests.servers.ports import free_port
 ROOT = Path(__file__).parent.parent
 SNIPPET = re.compile(r"```python\n# (?P<name>\w+\.py)\n(?P<code>.*?)```", re.DOTALL)
 DIFF = re.compile(r"```diff\n # (?P<name>\w+\.py)\n(?P<lines>.*?)```", re.DOTALL)
-#: What a reader has in the module of each diff.
+RUNS_ONCE = """
+@{decorator}
+def charge(order_id):
+    print(f"charges {{order_id}}", flush=True)
+"""
+#: What a reader has in the module of each diff, and of each block for production.
 HAS = {
     "shop.py": """
 import pathlib, time
@@ -41,6 +46,8 @@ def charge(order_id):
     while not pathlib.Path("go").exists():
         time.sleep(0.1)
 """,
+    "celery_shop.py": RUNS_ONCE.format(decorator="app.task"),
+    "dramatiq_shop.py": RUNS_ONCE.format(decorator='dramatiq.actor(queue_name="QUEUE")'),
 }
 
 
@@ -68,7 +75,7 @@ def readme() -> str:
 def pages(readme: str) -> str:
     """Return the README with the pages whose snippets go on from it."""
     return readme + "".join(
-        (ROOT / "docs" / "how-to" / f"{name}.md").read_text() for name in ("policies", "errors")
+        (ROOT / "docs" / "how-to" / f"{name}.md").read_text() for name in ("policies", "errors", "production")
     )
 
 
@@ -87,9 +94,9 @@ def shop(
     texts = {snippet["name"]: snippet["code"] for snippet in SNIPPET.finditer(pages)}
     for diff in DIFF.finditer(pages):
         after = "".join(line[1:] for line in diff["lines"].splitlines(keepends=True))
-        texts[diff["name"]] = after + HAS[diff["name"]].replace("QUEUE", unique)
+        texts[diff["name"]] = after
     for name, text in texts.items():
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(text + HAS.get(name, "").replace("QUEUE", unique))
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("OJS_BRIDGE_")},
         "BROKER_URL": valkey_url,
@@ -108,11 +115,14 @@ def test_every_python_snippet_names_its_module(pages: str) -> None:
     """The tests would not run a snippet without a name."""
     names = [snippet["name"] for snippet in SNIPPET.finditer(pages)]
     assert len(names) == pages.count("```python") == len(set(names))
-    assert {diff["name"] for diff in DIFF.finditer(pages)} == HAS.keys()
-    assert pages.count("```diff") == len(HAS)
+    assert {diff["name"] for diff in DIFF.finditer(pages)} == {"shop.py", "actors.py"}
+    assert pages.count("```diff") == 2
 
 
-@pytest.mark.parametrize("name", ["shop", "actors", "tasks", "handlers", "policy", "waits", "errors"])
+@pytest.mark.parametrize(
+    "name",
+    ["shop", "actors", "tasks", "celery_shop", "dramatiq_shop", "handlers", "policy", "waits", "errors"],
+)
 def test_a_module_of_the_readme_imports(shop: Shop, name: str) -> None:
     """Each snippet is a module that works as it stands."""
     # In a process of its own, where no other module has imported what this one forgets.
@@ -153,6 +163,22 @@ def test_a_job_of_each_diff_outlives_its_worker(shop: Shop) -> None:
             eventually(
                 lambda name=name, told=told: told.search(_log(shop, f"{name}-2")), seconds=60, what=said
             )
+
+
+def test_the_blocks_for_production_run(shop: Shop) -> None:
+    """A worker of each runs a job, and misses nothing."""
+    blocks = {
+        "celery_shop": ("celery -A celery_shop worker -l INFO -c 1", "charge.delay(7)"),
+        "dramatiq_shop": ("dramatiq dramatiq_shop --worker-shutdown-timeout 20000", "charge.send(7)"),
+    }
+    with ExitStack() as stack:
+        for name, (command, job) in blocks.items():
+            _worker(stack, shop, command, name)
+            shop.says("python", "-c", f"import {name}; {name}.{job}")
+        for name in blocks:
+            eventually(lambda name=name: "charges 7" in _log(shop, name), seconds=60, what=name)
+            for missed in ("no store", "SQLite", "acks_late is off", "visibility_timeout is"):
+                assert missed not in _log(shop, name)
 
 
 def test_the_readme_from_sending_to_replaying(readme: str, shop: Shop) -> None:
