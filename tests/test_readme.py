@@ -21,6 +21,15 @@ from tests.servers.ports import free_port
 ROOT = Path(__file__).parent.parent
 SNIPPET = re.compile(r"```python\n# (?P<name>\w+\.py)\n(?P<code>.*?)```", re.DOTALL)
 DIFF = re.compile(r"```diff\n # (?P<name>\w+\.py)\n(?P<lines>.*?)```", re.DOTALL)
+WAITS = """
+import pathlib, time
+
+@{decorator}
+def charge(order_id):
+    print(f"charges {{order_id}}", flush=True)
+    while not pathlib.Path("go").exists():
+        time.sleep(0.1)
+"""
 RUNS_ONCE = """
 @{decorator}
 def charge(order_id):
@@ -28,25 +37,11 @@ def charge(order_id):
 """
 #: What a reader has in the module of each diff, and of each block for production.
 HAS = {
-    "shop.py": """
-import pathlib, time
-
-@app.task
-def charge(order_id):
-    print(f"charges {order_id}", flush=True)
-    while not pathlib.Path("go").exists():
-        time.sleep(0.1)
-""",
-    "actors.py": """
-import pathlib, time
-
-@dramatiq.actor(queue_name="QUEUE")
-def charge(order_id):
-    print(f"charges {order_id}", flush=True)
-    while not pathlib.Path("go").exists():
-        time.sleep(0.1)
-""",
+    "shop.py": WAITS.format(decorator="app.task"),
+    "actors.py": WAITS.format(decorator='dramatiq.actor(queue_name="QUEUE")'),
     "celery_shop.py": RUNS_ONCE.format(decorator="app.task"),
+    "one_celery.py": WAITS.format(decorator="app.task"),
+    "one_dramatiq.py": WAITS.format(decorator='dramatiq.actor(queue_name="QUEUE")'),
     "dramatiq_shop.py": RUNS_ONCE.format(decorator='dramatiq.actor(queue_name="QUEUE")'),
 }
 
@@ -75,7 +70,8 @@ def readme() -> str:
 def pages(readme: str) -> str:
     """Return the README with the pages whose snippets go on from it."""
     return readme + "".join(
-        (ROOT / "docs" / "how-to" / f"{name}.md").read_text() for name in ("policies", "errors", "production")
+        (ROOT / "docs" / "how-to" / f"{name}.md").read_text()
+        for name in ("policies", "errors", "production", "one-task")
     )
 
 
@@ -121,7 +117,18 @@ def test_every_python_snippet_names_its_module(pages: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["shop", "actors", "tasks", "celery_shop", "dramatiq_shop", "handlers", "policy", "waits", "errors"],
+    [
+        "shop",
+        "actors",
+        "tasks",
+        "celery_shop",
+        "dramatiq_shop",
+        "one_celery",
+        "handlers",
+        "policy",
+        "waits",
+        "errors",
+    ],
 )
 def test_a_module_of_the_readme_imports(shop: Shop, name: str) -> None:
     """Each snippet is a module that works as it stands."""
@@ -144,21 +151,39 @@ DIFFS = {
         r"attempt 1 of 21 failed with visibility_timeout; retry 1 in (1[5-9]|2\d|30)\.\d+ s",
     ),
 }
+#: Those of the page that moves one task: its policy says the wait.
+ONE_TASK = {
+    "one_celery": (
+        "celery -A one_celery worker -l INFO -c 1 --without-mingle",
+        "one_celery.charge.delay(7)",
+        r"attempt 1 of 5 failed with visibility_timeout; retry 1 in [2-7]\.\d+ s",
+    ),
+    "one_dramatiq": (
+        "dramatiq one_dramatiq --processes 1 --threads 2",
+        "one_dramatiq.charge.send(7)",
+        r"attempt 1 of 5 failed with visibility_timeout; retry 1 in [2-7]\.\d+ s",
+    ),
+}
 
 
-def test_a_job_of_each_diff_outlives_its_worker(shop: Shop) -> None:
-    """Its worker is killed: the attempt counts, and the retry waits as long as the README says."""
+@pytest.mark.parametrize("modules", [DIFFS, ONE_TASK], ids=["the README's diffs", "one task"])
+def test_a_job_of_each_module_outlives_its_worker(
+    shop: Shop, modules: dict[str, tuple[str, str, str]]
+) -> None:
+    """Its worker is killed: the attempt counts, and the retry waits as long as the page says."""
     with ExitStack() as stack:
-        workers = {name: _worker(stack, shop, command, f"{name}-1") for name, (command, *_) in DIFFS.items()}
-        for name, (_, job, _) in DIFFS.items():
+        workers = {
+            name: _worker(stack, shop, command, f"{name}-1") for name, (command, *_) in modules.items()
+        }
+        for name, (_, job, _) in modules.items():
             shop.says("python", "-c", f"import {name}; {job}")
         for name, worker in workers.items():
             eventually(lambda name=name: "charges 7" in _log(shop, f"{name}-1"), seconds=60, what=name)
             os.killpg(worker.pid, signal.SIGKILL)
             worker.wait(30)
-        for name, (command, *_) in DIFFS.items():
+        for name, (command, *_) in modules.items():
             _worker(stack, shop, command, f"{name}-2")
-        for name, (*_, said) in DIFFS.items():
+        for name, (*_, said) in modules.items():
             told = re.compile(said)
             eventually(
                 lambda name=name, told=told: told.search(_log(shop, f"{name}-2")), seconds=60, what=said

@@ -25,7 +25,7 @@ SNIPPET = re.compile(r"^( *)```python\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 ELSEWHERE = {
     *("tutorial.md", "how-to/install.md", "how-to/testing.md", "how-to/policies.md", "how-to/errors.md"),
     *("how-to/migrating.md", "how-to/coming-from.md", "how-to/monitoring.md", "how-to/django.md"),
-    *("how-to/flask.md", "how-to/fastapi.md", "how-to/production.md"),
+    *("how-to/flask.md", "how-to/fastapi.md", "how-to/production.md", "how-to/one-task.md"),
 }
 PAGES = {str(path.relative_to(DOCS)): path.read_text("utf-8") for path in DOCS.rglob("*.md")}
 RUN = sorted(name for name, text in PAGES.items() if "```python" in text and name not in ELSEWHERE)
