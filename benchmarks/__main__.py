@@ -12,13 +12,14 @@ import os
 import platform
 import signal
 import sys
+from contextlib import nullcontext
 
 from benchmarks import core
 from benchmarks.distance import Distance
 from benchmarks.rows import GROUPS, Group
 from benchmarks.runs import Bench, Measured
 from benchmarks.tables import DISTANCE, PAGE, lines_of, refreshed
-from tests.servers import Postgres, Valkey
+from tests.servers import Postgres, RabbitMQ, Valkey
 
 
 def main() -> None:
@@ -37,9 +38,10 @@ def main() -> None:
     with (
         Valkey(appendonly="no") as valkey,
         Postgres() as postgres,
+        RabbitMQ() if any(GROUPS[key].load.on_rabbitmq for key in asked.only) else nullcontext() as rabbitmq,
         Distance(valkey.port, postgres.port) as distance,
     ):
-        bench = Bench(valkey, postgres, distance)
+        bench = Bench(valkey, postgres, rabbitmq, distance)
         for key in asked.only:
             group = GROUPS[key]
             sides = [side for side in group.sides if side in (asked.sides or group.sides)]

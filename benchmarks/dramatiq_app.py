@@ -9,6 +9,7 @@ import logging
 import sys
 
 import dramatiq
+from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.middleware import Retries, default_middleware
@@ -25,6 +26,8 @@ middleware = [kind() for kind in default_middleware if kind is not Retries]
 broker: dramatiq.Broker
 if side.broker is None:
     broker = StubBroker(middleware=middleware)
+elif side.broker.startswith("amqp"):
+    broker = RabbitmqBroker(url=side.broker, middleware=middleware)
 else:
     broker = RedisBroker(url=side.broker, middleware=middleware)
 if side.bridged:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
+from uuid import uuid4
 
+import pika
 import redis
 from celery import Celery
 from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
+from pika.exceptions import ChannelClosedByBroker
 
 from benchmarks.side import Side
+from tests.servers import eventually
 
 #: The databases of the broker's server: the worker's, the store's, and that of jobs that wait to be copied.
 BROKER, STORE, STOCK = 0, 1, 5
@@ -86,6 +92,83 @@ class OnDramatiq:
         """Return whether all jobs have ended and are acknowledged."""
         names = [name for queue in side.queue_names for name in (queue, f"{queue}.DQ")]
         return not self._stock.broker.exists(*(f"dramatiq:{name}.msgs" for name in names))
+
+
+class OnRabbitMQ:
+    """The queues of a worker on RabbitMQ, each of which gets copies of one message that has its own id."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def forget(self, side: Side) -> None:
+        """Delete the queues, which another framework would declare otherwise."""
+        with self._channel() as channel:
+            for name in side.queue_names:
+                for end in ("", ".DQ", ".XQ"):
+                    channel.queue_delete(name + end)
+
+    def fill(self, side: Side, jobs: int, worker: subprocess.Popen[str]) -> None:
+        """Give the worker so many jobs, as fast as RabbitMQ takes them: many times as fast as they run."""
+        for name in side.queue_names:
+            eventually(lambda name=name: self._has(name), seconds=60, what=f"the worker's queue {name}")
+        with self._channel() as channel:
+            for name in side.queue_names:
+                for _ in range(jobs // side.queues):
+                    properties, body = self.message(side, name)
+                    channel.basic_publish("", name, body, properties)
+
+    def is_empty(self, side: Side) -> bool:
+        """Return whether no job waits. The last ones may still be acknowledged, for a millisecond."""
+        with self._channel() as channel:
+            return not any(
+                channel.queue_declare(name, passive=True).method.message_count for name in side.queue_names
+            )
+
+    def _has(self, queue: str) -> bool:
+        try:
+            with self._channel() as channel:
+                channel.queue_declare(queue, passive=True)
+        except ChannelClosedByBroker:
+            return False
+        return True
+
+    @contextmanager
+    def _channel(self) -> Iterator[Any]:
+        with pika.BlockingConnection(pika.URLParameters(self._url)) as connection:
+            yield connection.channel()
+
+
+class CeleryOnRabbitMQ(OnRabbitMQ, OnCelery):
+    """A Celery worker whose queues are on RabbitMQ."""
+
+    def __init__(self, url: str) -> None:
+        OnRabbitMQ.__init__(self, url)
+
+    def message(self, side: Side, queue: str) -> tuple[Any, bytes]:
+        """Return a message."""
+        task, job = "fails" if side.fails else "succeeds", str(uuid4())
+        headers = {"lang": "py", "task": task, "id": job, "root_id": job, "retries": 0}
+        properties = pika.BasicProperties(
+            content_type="application/json",
+            content_encoding="utf-8",
+            headers=headers,
+            correlation_id=job,
+            delivery_mode=2,
+            priority=0,
+        )
+        return properties, b'[[], {}, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
+
+
+class DramatiqOnRabbitMQ(OnRabbitMQ, OnDramatiq):
+    """A Dramatiq worker whose queues are on RabbitMQ."""
+
+    def __init__(self, url: str) -> None:
+        OnRabbitMQ.__init__(self, url)
+
+    def message(self, side: Side, queue: str) -> tuple[Any, bytes]:
+        """Return a message."""
+        body = Message(queue, f"{queue}.job", (), {}, {}).encode()
+        return pika.BasicProperties(delivery_mode=2, priority=0), body
 
 
 class InMemory:

@@ -42,6 +42,16 @@ GROUPS = {
     "dramatiq-queues": Group("Dramatiq, 4 queues", _dramatiq(8, 8_000, queues=4)),
     "celery-1": Group("Celery, 1 child", _celery(1, 4_000), REDIS_AND_SQL),
     "celery": Group("Celery, 2 children", _celery(2, 4_000), REDIS_AND_SQL),
+    "dramatiq-durable": Group(
+        "Dramatiq, each change on disk", _dramatiq(8, 2_000, is_durable=True), ("redis", "postgres")
+    ),
+    "celery-durable": Group(
+        "Celery, 2 children, each change on disk", _celery(2, 2_000, is_durable=True), ("redis", "postgres")
+    ),
+    "dramatiq-rabbitmq": Group("Dramatiq on RabbitMQ", _dramatiq(8, 4_000, on_rabbitmq=True), ("postgres",)),
+    "celery-rabbitmq": Group(
+        "Celery on RabbitMQ, 2 children", _celery(2, 4_000, on_rabbitmq=True), ("postgres",)
+    ),
     "dramatiq-memory-fails": Group(
         "Dramatiq in memory, 4 runs fail", _dramatiq(8, 1_200, in_memory=True, fails=True)
     ),

@@ -17,9 +17,19 @@ import redis
 
 from benchmarks.calls import counted, tree
 from benchmarks.distance import Distance
-from benchmarks.fleets import BROKER, STORE, Fleet, InMemory, OnCelery, OnDramatiq
+from benchmarks.fleets import (
+    BROKER,
+    STORE,
+    CeleryOnRabbitMQ,
+    DramatiqOnRabbitMQ,
+    Fleet,
+    InMemory,
+    OnCelery,
+    OnDramatiq,
+    OnRabbitMQ,
+)
 from benchmarks.side import Counts, Side
-from tests.servers import Postgres, Valkey
+from tests.servers import Postgres, RabbitMQ, Valkey
 
 #: Jobs before the measured ones; another number than of any row, for a stock's jobs run once under a store.
 WARM = 204
@@ -52,7 +62,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Load:
-    """A worker and its jobs, as a row names them; `is_far` has it at a distance from its servers."""
+    """A worker and its jobs, as a row names them; `is_far` has it at a distance from its servers.
+
+    Where it `is_durable`, Valkey writes each change to the disk before it answers.
+    """
 
     framework: str
     width: int
@@ -62,25 +75,33 @@ class Load:
     queues: int = 1
     is_idle: bool = False
     is_far: bool = False
+    is_durable: bool = False
+    on_rabbitmq: bool = False
 
 
 class Bench:
     """The servers, and a way to run a side on them."""
 
-    def __init__(self, valkey: Valkey, postgres: Postgres, distance: Distance) -> None:
+    def __init__(
+        self, valkey: Valkey, postgres: Postgres, rabbitmq: RabbitMQ | None, distance: Distance
+    ) -> None:
         self._postgres, self._distance = postgres, distance
-        self._server = valkey.url.removesuffix("/0")
-        self._fleets: dict[str, Fleet] = {
-            "celery": OnCelery(self._server),
-            "dramatiq": OnDramatiq(self._server),
+        self._server, self._rabbitmq = valkey.url.removesuffix("/0"), rabbitmq.url if rabbitmq else ""
+        self._fleets: dict[tuple[str, bool], Fleet] = {
+            ("celery", False): OnCelery(self._server),
+            ("dramatiq", False): OnDramatiq(self._server),
+            ("celery", True): CeleryOnRabbitMQ(self._rabbitmq),
+            ("dramatiq", True): DramatiqOnRabbitMQ(self._rabbitmq),
         }
 
     def run(self, load: Load, name: str, *, jobs: int, counts_calls: bool = False) -> Result:
         """Run the side `name`: native, bridge, or a kind of store."""
-        self._clean()
+        self._clean(is_durable=load.is_durable)
         with tempfile.TemporaryDirectory() as temporary:
             side = self._side(load, name, Path(temporary))
-            fleet = InMemory() if load.in_memory else self._fleets[load.framework]
+            fleet = InMemory() if load.in_memory else self._fleets[load.framework, load.on_rabbitmq]
+            if isinstance(fleet, OnRabbitMQ):
+                fleet.forget(side)
             with _worker(fleet, side, Path(temporary)) as worker:
                 run = _Run(fleet, side, worker, self._distance if load.is_far else None)
                 run.warm()
@@ -88,10 +109,12 @@ class Bench:
                 result = run.idle() if load.is_idle else run.work(jobs)
                 return replace(result, calls=ends and ends())
 
-    def _clean(self) -> None:
+    def _clean(self, *, is_durable: bool) -> None:
         for number in (BROKER, STORE):
             with redis.Redis.from_url(f"{self._server}/{number}") as client:
                 client.flushdb()
+                client.config_set("appendfsync", "always")
+                client.config_set("appendonly", "yes" if is_durable else "no")
         self._postgres.execute("DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
 
     def _side(self, load: Load, name: str, folder: Path) -> Side:
@@ -103,6 +126,8 @@ class Bench:
         }
         store = stores.get(name)
         broker = None if load.in_memory else f"{self._server}/{BROKER}"
+        if load.on_rabbitmq:
+            broker = self._rabbitmq
         if load.is_far:
             broker, store = (url and self._distance.to(url) for url in (broker, store))
         counts = folder / "counts"

@@ -39,7 +39,7 @@ _PARTS = ("CPU a job, µs", "CPU", "system calls a job", "switches a job")
 WORK = Table(("Jobs that wait", "jobs a second", "time", *_PARTS, "time and CPU of no store"))
 TRACED = Table(("One run in a hundred sampled", "jobs a second", "time", *_PARTS))
 IDLE = Table(("Idle worker", "system calls a second", "switches a second", "CPU, ms a second"))
-DISTANCE = Table(("2 ms to servers and back", "jobs a second", "of native", "trips a job", *_PARTS[:2]))
+DISTANCE = Table(("2 ms to servers and back", "jobs a second", "time", "trips a job", *_PARTS[:2]))
 
 
 def lines_of(group: Group, measured: Mapping[str, Measured]) -> Iterator[str]:
@@ -50,7 +50,7 @@ def lines_of(group: Group, measured: Mapping[str, Measured]) -> Iterator[str]:
         if group.table is IDLE:
             cells = [pair.calls(), pair.a_piece(_switches, 1), pair.a_piece(_cpu, 1e3)]
         elif group.table is DISTANCE:
-            cells = [pair.rates(), pair.ratio(_rate), pair.a_piece(_trips, 1), *pair.cpu()]
+            cells = [pair.rates(), pair.ratio(_seconds), pair.a_piece(_trips, 1), *pair.cpu()]
         else:
             cells = [
                 pair.rates(),

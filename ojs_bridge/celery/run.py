@@ -273,7 +273,8 @@ class TaskRun(Delivery):
         except BaseException as error:
             wish.accepted = wish.wire is not None
             is_struck = strikes(error) or isinstance(error, SoftTimeLimitExceeded)
-            if is_struck or (wish.raised is None and self.failed is None):
+            is_fatal = not (isinstance(error, Exception) or wish.accepted)
+            if is_struck or is_fatal or (wish.raised is None and self.failed is None):
                 raise
             log_error(error, "job %s: its retry's own way down has failed", begun.job)
             if wish.accepted:

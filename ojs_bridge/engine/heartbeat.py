@@ -396,7 +396,8 @@ class Heartbeat:
             ends, settle = left
             # The store may still carry out the request to reserve it after the release.
             if self._store.release(settle) or time.monotonic() > ends:
-                self._unreleased.remove(left)
+                with suppress(ValueError):  # A process that ends may do the same beside the heartbeat.
+                    self._unreleased.remove(left)
 
     def _extend(self) -> None:
         live = tuple(self._live)
