@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -615,6 +616,14 @@ def test_a_store_that_cannot_be_opened(url: str, message: str) -> None:
         open_store(url.format(SECRET))
     assert str(error.value).startswith(message)
     assert not any(part in str(error.value) for part in ("s3cr", "p@ss", "plugin"))
+
+
+@pytest.mark.parametrize("url", ["postgresql://h/db", "postgres://h/db", "postgresql+psycopg://h/db"])
+def test_a_missing_driver_names_its_extra(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("psycopg", "psycopg2"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'ojs-bridge\[postgresql\]'"):
+        open_store(url)
 
 
 WITHOUT_A_HOST = [

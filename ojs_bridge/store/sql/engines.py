@@ -45,7 +45,7 @@ def quick(url: str, patience: float) -> sa.Engine:
         options = _postgres_options(parsed, patience) if is_postgres else _SQLITE_OPTIONS
         engine = sa.create_engine(parsed, hide_parameters=True, **options)
     except ImportError as error:
-        how = "pip install 'ojs-bridge[postgresql]'" if error.name == "psycopg" else error
+        how = "pip install 'ojs-bridge[postgresql]'" if "psycopg" in str(error) else error
         raise ConfigurationError(f"store: the driver of {shown!r} is not installed: {how}") from None
     except (ArgumentError, TypeError, ValueError) as error:
         why = (
