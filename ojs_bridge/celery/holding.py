@@ -94,8 +94,7 @@ def held(
 ) -> Exception:
     """Return the exception that has the worker hold a delivery without another place, if it still can."""
     if returnable:
-        is_store = isinstance(error, StoreError)
-    return Hold(str(error) if is_store else safe_repr(error), needs_store=is_store, outcome=outcome)
+        return until_begun(error, outcome)
     why = safe_repr(error)
     logger.critical("job %s is lost, being acknowledged before it ran: %s", known(request), why)
     return shown_exception(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import celery
@@ -11,7 +12,7 @@ from ojs_bridge.celery.holding import Hold, Unsettled, portable
 from ojs_bridge.celery.wire import Wire
 from ojs_bridge.rules.decision import DeadLettered
 from ojs_bridge.rules.failures import Failure
-from tests.contract.steps import dies, raises, sleeps
+from tests.contract.steps import dies, raises, retries, sleeps
 from tests.on_celery.project import Unpicklable
 from tests.servers import RabbitMQ, eventually
 
@@ -37,6 +38,25 @@ def test_a_worker_that_was_cut_off_gives_back_once_what_waits_in_it(separate, tm
         (tmp_path / "later").mkdir()
         assert [fleet.end(job) for job in jobs] == ["SUCCESS"] * len(jobs)
         assert [len(fleet.runs(job)) for job in jobs] == [1] * len(jobs)
+
+
+@pytest.mark.parametrize("end", [raises(OSError, "down"), retries()])
+def test_a_job_whose_outcome_has_no_place_is_named_if_it_was_acknowledged_before_it_ran(
+    separate, end: str
+) -> None:
+    """There is nothing to hold, as under Celery alone; and the worker goes on."""
+    with RabbitMQ() as server:
+        fleet = separate(broker=server.url, store=None, acks_late=False, insist=1)
+        worker = fleet.start("-c", "1")
+        worker.await_ready()
+        server.await_declared(fleet.settings.queue)
+        job = fleet.send("act_kept", sleeps(3, end), "ok")
+        eventually(lambda: fleet.runs(job), seconds=20, what="a run")
+        server.kill()
+        lost = re.compile(rf"CRITICAL.*job {job.id}.* is lost, being acknowledged before it ran: ")
+        eventually(lambda: lost.search(worker.log), seconds=40, what=lost.pattern)
+        server.start()
+        assert fleet.end(fleet.send("act", "ok")) == "SUCCESS"
 
 
 @pytest.mark.requirement("RET-01")
