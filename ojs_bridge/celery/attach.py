@@ -86,7 +86,7 @@ def attach(app: Celery, bridge: Bridge | None = None) -> Bridge:
     if bridge.store:
         signals.task_postrun.connect(settle_success, weak=False)
         # The first to be called: another receiver may end the process.
-        signals.task_postrun.receivers.sort(key=lambda each: each[1] is not settle_success)
+        compat.receivers(signals.task_postrun).sort(key=lambda each: each[1] is not settle_success)
     return bridge
 
 

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TypeVar
 
-from ..errors import StoreError, Unpublishable, Unreachable, Unstorable
+from ..errors import StoreError, Unpublishable, Unreachable
 from ..rules.job import format_time
 from ..store import Grant, Parked, Reservation, Settle, Store
 from .runs import Publisher
@@ -167,7 +167,7 @@ class Scheduler:
         for chore, due in self._due.items():
             if time.monotonic() >= due:
                 self._due[chore] = time.monotonic() + chore.seconds
-                _do(chore)
+                _do(chore, is_told=bool(self._waiting))
         if not is_more:
             self._stop.wait(POLL_SECONDS)
         return True
@@ -178,9 +178,10 @@ class Scheduler:
                 pass
 
 
-def _do(chore: Chore) -> None:
+def _do(chore: Chore, *, is_told: bool) -> None:
+    """Do a chore; never raises. An outage of the store of which the log `is_told` needs no second line."""
     try:
         chore.do()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - after any error it comes again in its time
-        if not isinstance(error, StoreError) or isinstance(error, Unstorable):
+        if not (is_told and isinstance(error, StoreError)):
             logger.warning("%s: not done this time: %s: %s", chore.name, type(error).__name__, error)

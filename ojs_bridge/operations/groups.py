@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 
 from ..engine.context import Context
 from ..engine.scheduler import once_a_period
-from ..errors import NotFound, StoreError, Unstorable
+from ..errors import NotFound, StoreError
 from ..rules.fingerprint import frame_of, pattern_of
 from ..rules.job import format_time, parse_time
 from ..store import (
@@ -282,9 +282,9 @@ class Indexing:
     def _safely(self) -> None:
         try:
             self.work()
-        except Exception as error:
-            if isinstance(error, StoreError) and not isinstance(error, Unstorable):
-                return  # An outage, of which the scheduler has told.
+        except StoreError as error:
+            logger.warning("dead letters were not all grouped and indexed this time: %s", error)
+        except Exception:
             logger.exception("dead letters were not all grouped and indexed this time")
 
     def _text_of(self, letter: Letter) -> str | None:

@@ -11,9 +11,10 @@ from datetime import timedelta
 import pytest
 
 from ojs_bridge import Bridge, ConfigurationError, Event, RetryNotFound, StorageRetry
+from ojs_bridge.engine import scheduler
 from ojs_bridge.engine.runs import Drop, Onward, Run
 from ojs_bridge.engine.scheduler import BATCH
-from ojs_bridge.errors import Unpublishable, Unreachable
+from ojs_bridge.errors import StoreError, Unpublishable, Unreachable
 from ojs_bridge.rules.decision import RetryAt
 from ojs_bridge.rules.job import Job, parse_time
 from ojs_bridge.store import Parked
@@ -121,6 +122,19 @@ def test_no_error_of_a_chore_ends_the_scheduler(worker: Worker, monkeypatch: pyt
     eventually(lambda: swept, what="a sweep")
     worker.bridge.retries.run("j-1")
     eventually(lambda: worker.published, what="the retry was published")
+
+
+def test_the_log_names_a_chore_that_fails_unless_it_has_told_of_the_outage(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken() -> None:
+        raise StoreError("the statement took too long")
+
+    chore = scheduler.Chore("prune", 60, broken)
+    scheduler._do(chore, is_told=True)
+    assert caplog.messages == []
+    scheduler._do(chore, is_told=False)
+    assert caplog.messages == ["prune: not done this time: StoreError: the statement took too long"]
 
 
 def test_one_that_is_run_now_is_published_once(worker: Worker) -> None:
