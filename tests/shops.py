@@ -6,12 +6,13 @@ import json
 import os
 import re
 import shutil
+import signal
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-from tests.forking import ended, started
+from tests.forking import Forked, ended, started
 from tests.servers import Server, eventually
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -58,9 +59,7 @@ class Shop(Server):
     def _launch(self) -> None:
         for command in self._prepare:
             self.run(command)
-        for command in (self._worker, self._web):
-            words, log = command.format(self.port).split(), self.folder / "log"
-            self._children.append(started(words, env=self._environment, log=log, cwd=self.folder, leads=True))
+        self._children += map(self._begin, (self._worker, self._web))
 
     def _answers(self) -> bool:
         try:
@@ -68,6 +67,16 @@ class Shop(Server):
         except (urllib.error.URLError, ConnectionError):
             return False
         return True
+
+    def replace_worker(self) -> None:
+        """Kill the worker, with all its processes, and start another one."""
+        os.killpg(self._children[0].pid, signal.SIGKILL)
+        self._children[0].wait(30)
+        self._children[0] = self._begin(self._worker)
+
+    def _begin(self, command: str) -> Forked:
+        words, log = command.format(self.port).split(), self.folder / "log"
+        return started(words, env=self._environment, log=log, cwd=self.folder, leads=True)
 
     def run(self, command: str) -> str:
         """Run a command of the shop's; return its output."""

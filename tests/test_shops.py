@@ -40,6 +40,35 @@ def test_a_web_shop(name: str, order: str, task: str, app: str, valkey_url: str)
         assert letter["type"] == task
 
 
+#: A bank that answers when the worker has been killed.
+SLOW_BANK = """
+import pathlib, time
+
+class CardStolen(Exception): ...
+
+def charge(order, card):
+    print(f"asks the bank for order {order}", flush=True)
+    while not pathlib.Path("go").exists():
+        time.sleep(0.1)
+    print(f"charged order {order}", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("name", "order"), [("django_shop", "/orders"), ("flask_shop", "/orders/1")])
+def test_a_job_of_a_web_shop_outlives_its_worker(name: str, order: str, valkey_url: str) -> None:
+    """Celery forgets a job before it runs, but for a setting of the shop."""
+    shop = Shop(name, valkey_url)
+    (shop.folder / "bank.py").write_text(SLOW_BANK)
+    with shop:
+        shop.ask(order, "card=good")
+        eventually(lambda: "asks the bank" in shop.log(), seconds=40, what="the first run")
+        shop.replace_worker()
+        (shop.folder / "go").touch()
+        counted = "attempt 1 of 5 failed with visibility_timeout"
+        eventually(lambda: counted in shop.log(), seconds=60, what=counted)
+        eventually(lambda: "charged order 1" in shop.log(), seconds=30, what="the second run")
+
+
 @pytest.mark.parametrize(
     ("name", "variables", "tests"),
     [

@@ -10,6 +10,7 @@ from ojs_bridge.celery import install
 
 web = Flask("shop")
 app = Celery("shop", broker=os.environ.get("BROKER_URL", "redis://localhost:6379/0"))
+app.conf.task_acks_late = True  # without it Celery forgets a job before it runs
 bridge = install(app)
 
 

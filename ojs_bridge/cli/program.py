@@ -155,8 +155,8 @@ def health(
 ) -> int | None:
     """Tell whether store and, with --app, broker answer, workers were seen lately, and no retry is overdue.
 
-    Exit codes: 0 all is well; 1 no worker was seen lately, or a retry is overdue; 3 the store or the broker
-    is away.
+    Exit codes: 0 all is well; 1 workers are dead, jobs wait where no worker takes them, or a retry is
+    overdue; 3 the store or the broker is away.
     """
     report = place.bridge.health.check(timeout)
     rows = ((name, check.status, check.message) for name, check in report.checks.items())

@@ -12,6 +12,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True
 
 CELERY_BROKER_URL = os.environ.get("BROKER_URL", "redis://localhost:6379/0")
+CELERY_TASK_ACKS_LATE = True  # without it Celery forgets a job before it runs
 
 OJS_BRIDGE = {
     "store": "sqlite:///dead-letters.db",
