@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -48,9 +48,9 @@ from .watch import Watch, remember
 
 logger = logging.getLogger("ojs_bridge")
 
-#: The hooks that are told of a message, and have no say in what becomes of it.
-_TELLING = {"before_delay_message", "before_ack", "before_nack", "after_ack", "after_nack", "after_enqueue"}
-_TELLING |= {"after_process_message", "after_skip_message"}
+#: The signals whose hooks are told of a message, and have no say in what becomes of it.
+_BEFORE = {name: f"before_{name}" for name in ("delay_message", "ack", "nack")}
+_AFTER = {name: f"after_{name}" for name in ("ack", "nack", "enqueue", "process_message", "skip_message")}
 
 
 class OJSRetries(Retries):
@@ -318,13 +318,13 @@ def tell_all(broker: Any, check: Callable[[Any], None]) -> None:
     TakenOver keeps all from hearing of a success: results are mostly added after the retries, and hear first.
     """
 
-    def told(emit: Callable[..., None], when: str, step: int, signal: str, *args: Any, **kwargs: Any) -> None:
-        hook = f"{when}_{signal}"
+    def told(emit: Any, hooks: Mapping[str, str], signal: str, *args: Any, **kwargs: Any) -> Any:
+        hook = hooks.get(signal)
         if hook == "after_process_message" and kwargs.get("exception") is None:
             check(args[0])
-        if hook not in _TELLING or type(broker).emit_after is not Broker.emit_after:
+        if hook is None or is_own:
             return emit(signal, *args, **kwargs)
-        for middleware in broker.middleware[::step]:
+        for middleware in broker.middleware if hooks is _BEFORE else reversed(broker.middleware):
             try:
                 getattr(middleware, hook)(broker, *args, **kwargs)
             except BaseException as error:
@@ -333,9 +333,11 @@ def tell_all(broker: Any, check: Callable[[Any], None]) -> None:
                 broker.logger.critical("Unexpected failure in %s of %r.", hook, middleware, exc_info=error)
         return None
 
-    if not isinstance(broker.emit_after, partial):
-        broker.emit_before = partial(told, broker.emit_before, "before", 1)
-        broker.emit_after = partial(told, broker.emit_after, "after", -1)
+    # A broker that tells in its own way goes on with it.
+    is_own = type(broker).emit_after is not Broker.emit_after
+    if "emit_after" not in vars(broker):
+        broker.emit_before = partial(told, broker.emit_before, _BEFORE)
+        broker.emit_after = partial(told, broker.emit_after, _AFTER)
 
 
 def count_members_once(broker: Broker) -> None:

@@ -100,25 +100,23 @@ def _polling(
     return take
 
 
-def _listening(inner: Any, thread: Any, queue_name: str) -> Take:
+def _listening(inner: Iterator[MessageProxy | None], thread: Any, queue_name: str) -> Take:
     def take() -> MessageProxy | None:
         # pika goes on with the same consumer, and lets each call have its own patience.
         seconds = _until_due(thread, compat.worker_timeout_of(thread)) / 1000
         patience = {compat.inactivity_timeout.name: seconds}
         compat.iterator.set(inner, compat.consumer_channel(inner).consume(queue_name, **patience))
-        message: MessageProxy | None = next(inner)
-        return message
+        return next(inner)
 
     return take
 
 
-def _bounded(inner: Any, thread: Any) -> Take:
+def _bounded(inner: Iterator[MessageProxy | None], thread: Any) -> Take:
     def take() -> MessageProxy | None:
         if hasattr(inner, compat.stub_timeout.name):
             patience = _until_due(thread, compat.worker_timeout_of(thread))
             setattr(inner, compat.stub_timeout.name, patience)
-        message: MessageProxy | None = next(inner)
-        return message
+        return next(inner)
 
     return take
 

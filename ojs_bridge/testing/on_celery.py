@@ -92,7 +92,7 @@ def worker_of(app: Celery, agenda: Agenda) -> Iterator[CeleryWorker]:
         app.set_current()
         stack.enter_context(_in_memory(app, connection, agenda.clock))
         stack.enter_context(_traced_anew(app))
-        if all(receiver is not settle_success for _, receiver in signals.task_postrun.receivers):
+        if all(receiver is not settle_success for _, receiver in compat.receivers(signals.task_postrun)):
             # A bridge without a store of its own has not connected it.
             signals.task_postrun.connect(settle_success, weak=False)
             stack.callback(signals.task_postrun.disconnect, settle_success)

@@ -158,7 +158,7 @@ def _heard(app: Celery) -> Iterator[FunctionType]:
     """Yield the user's functions that a worker calls beside its tasks: receivers of signals, and steps."""
     for signal in (*vars(signals).values(), *vars(app).values()):
         if type(signal) is Signal:
-            for _, kept in signal.receivers or ():  # Celery keeps weak references to them
+            for _, kept in compat.receivers(signal) or ():  # Celery keeps weak references to them
                 yield from wrapped(kept() if isinstance(kept, ReferenceType) else kept)
     for step in (step for steps in app.steps.values() for step in steps if issubclass(type(step), type)):
         yield from (function for cls in step.__mro__ for _, function in methods(cls))
