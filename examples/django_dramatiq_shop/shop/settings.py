@@ -25,7 +25,9 @@ DRAMATIQ_BROKER = {
 }
 
 OJS_BRIDGE = {
+    # For one host. In Kubernetes this file is gone with its pod, and what it keeps: name a PostgreSQL there.
     "store": "sqlite:///dead-letters.db",
+    # Every failure of every task is retried, four times: without max_attempts tasks keep their own retries.
     "retry": {"max_attempts": 5, "initial_interval": "PT0.5S", "on_exhaustion": "dead_letter"},
     "errors": {
         "TimeoutError": "external.timeout",
