@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -256,7 +256,7 @@ PAUSE = 0.01
 
 
 class Indexing:
-    """Groups letters of earlier releases, and indexes the texts of all, while others use the store."""
+    """Indexes the texts of dead letters, while others use the store."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -267,25 +267,27 @@ class Indexing:
         begin = threading.Thread(target=self._safely, name="ojs-indexing", daemon=True).start
         once_a_period(self._store, "indexes", INDEX_PERIOD, self._context.clock, begin)
 
-    def work(self) -> int:
-        """Group and index letters for four minutes at most; return how many were grouped.
+    def work(self) -> None:
+        """Index letters for four minutes at most.
 
         The work may stop at any time and go on later. It pauses for as long as each batch took.
         """
-        ends = time.monotonic() + WORKED.total_seconds()
-        grouped = _through(self._store.group_older(), ends)
-        if grouped:
-            logger.info("%d dead letters of an earlier release were grouped", grouped)
-        _through(self._store.index_texts(self._text_of), ends)
-        return grouped
+        begun = time.monotonic()
+        ends = begun + WORKED.total_seconds()
+        for _ in self._store.index_texts(self._text_of):
+            now = time.monotonic()
+            if now > ends:
+                break
+            time.sleep(max(PAUSE, now - begun))
+            begun = time.monotonic()
 
     def _safely(self) -> None:
         try:
             self.work()
         except StoreError as error:
-            logger.warning("dead letters were not all grouped and indexed this time: %s", error)
+            logger.warning("dead letters were not all indexed this time: %s", error)
         except Exception:
-            logger.exception("dead letters were not all grouped and indexed this time")
+            logger.exception("dead letters were not all indexed this time")
 
     def _text_of(self, letter: Letter) -> str | None:
         """Return the text of a letter, followed by its redacted text."""
@@ -295,16 +297,3 @@ class Indexing:
         except Exception:  # noqa: BLE001 - a redaction is the user's code
             return None
         return "\n".join(texts)
-
-
-def _through(work: Iterator[int], ends: float) -> int:
-    """Go through batches of work until a time, with pauses; return the sum of their numbers."""
-    done, begun = 0, time.monotonic()
-    for count in work:
-        done += count
-        now = time.monotonic()
-        if now > ends:
-            break
-        time.sleep(max(PAUSE, now - begun))
-        begun = time.monotonic()
-    return done

@@ -140,7 +140,7 @@ class Pruner:
             gone = self._prune_oldest(ours, count)
             self.overflow[name] += gone
             pruned, rest = pruned + gone, rest - count
-        # Letters that are in no group yet, or in one of very many groups.
+        # Letters of very many groups.
         if gone := self._prune_oldest(where, rest):
             self.overflow["others"] += gone
         return pruned + gone

@@ -34,9 +34,8 @@ class Filter:
 
     A `queue` is matched whole. `type` and `error_type`, the type of the last error, are patterns: `*` stands
     for any characters. `since` is included and `until` is not: they are times of a letter's death, or of a
-    retry's parking. `but_queues` leaves some queues out. A `group` is a fingerprint: a letter of an earlier
-    release is in no group until `group_older` has read it, and a retry is in none. A `text` is in the
-    arguments or the error messages, in lower or upper case.
+    retry's parking. `but_queues` leaves some queues out. A `group` is a fingerprint; a retry is in none.
+    A `text` is in the arguments or the error messages, in lower or upper case.
 
     A store uses the text only to list letters, and of retries it uses the queue and the type alone. The
     operations look at the rest. Raises ValueError that names the field, the value and the rule.

@@ -304,7 +304,8 @@ class Burying(Protocol):
     def index_texts(self, text_of: Callable[[Letter], str | None], /) -> Iterator[int]:
         """Index the texts of dead letters for `list`; `text_of` returns None for a letter it cannot read.
 
-        It yields and ends as `group_older` does.
+        It yields the number of each small batch. It may be ended after each, and begun again. No use of the
+        letters waits for it.
         """
 
 
@@ -315,16 +316,7 @@ class Grouping(Protocol):
         """Return a page of the groups of the letters that match a filter."""
 
     def group_sizes(self, where: Filter) -> Mapping[str, tuple[int, datetime]]:
-        """Return the number of letters of each group that match a filter, and the time of the newest.
-
-        Letters that are in no group yet are left out.
-        """
-
-    def group_older(self) -> Iterator[int]:
-        """Group the letters of workers of earlier releases; yield the number of each small batch.
-
-        It may be ended after each batch, and begun again. No use of the letters waits for it.
-        """
+        """Return the number of letters of each group that match a filter, and the time of the newest."""
 
     def forget_groups(self, *, before: datetime) -> int:
         """Forget the first deaths, before a time, of groups without letters; return how many."""

@@ -9,7 +9,6 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, TypeVar
 
 from ..rules import patterns
-from ..rules.fingerprint import fingerprint
 from ..rules.job import format_time, parse_time
 from .documents import Document
 from .jobs import Parked
@@ -52,14 +51,6 @@ def from_json(kind: type[Kept], text: str, **beside: Any) -> Kept:
     if kind is Letter:
         record["errors"] = tuple(record["errors"])
     return kind(**{**record, **beside})
-
-
-def group_in(record: str) -> str:
-    """Return the fingerprint of a written dead letter; one that cannot be read counts as having no error."""
-    try:
-        return from_json(Letter, record).group
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return fingerprint("", "Unknown", "")
 
 
 def _plain(value: object) -> object:

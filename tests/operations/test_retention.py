@@ -16,9 +16,7 @@ from ojs_bridge import Bridge, ConfigurationError, Event, Letter, Retention
 from ojs_bridge.engine.scheduler import reservation_at
 from ojs_bridge.operations.retention import PERIOD, Pruner, losses
 from ojs_bridge.store import Filter, Store
-from tests.conftest import store_url
 from tests.servers import eventually
-from tests.store.conftest import run
 from tests.store.test_store import entry, ids, letter
 
 DAY = timedelta(days=1)
@@ -128,21 +126,6 @@ def test_a_limit_that_is_nearly_met_is_warned_of_once(url: str, caplog: pytest.L
     store.bury(letter("one-more", discarded_at=bridge.engine.now()))
     bridge.dead_letters.prune()
     assert caplog.text.count("nearly as many") == 2
-
-
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_letters_that_are_in_no_group_yet_go_by_their_age(kind: str, request: pytest.FixtureRequest) -> None:
-    """Those of an earlier release, until they are grouped; also where the store cannot have groups."""
-    url = store_url(kind, request)
-    bridge = Bridge(url, retention=Retention(max_count=10))
-    store = deploy(bridge, 6)
-    run(url, "update ojs_dead_letters set fault = null where id like 'old-%'")
-    assert bridge.dead_letters.prune() == 4
-    assert len(ids(store)) == 10
-    assert store.group_sizes(Filter()).keys() == {letter(type="bad.deploy").group}
-    run(url, "update ojs_dead_letters set fault = null")
-    store.bury(letter("late", discarded_at=bridge.engine.now()))
-    assert bridge.dead_letters.prune() == 1
 
 
 @given(st.lists(st.integers(1, 30), max_size=12), st.integers(0, 200))

@@ -9,18 +9,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import pytest
 import sqlalchemy as sa
 
 from ojs_bridge import open_store
 from ojs_bridge.store import Grant, Reservation, Settle, Store
-from ojs_bridge.store.records import to_ms
 from tests.servers import eventually
-from tests.store.conftest import grant_to, run
 from tests.store.test_parked import parked
 from tests.store.test_pooled import WAITING
 from tests.store.test_reservations import FIRST, SECOND, after, over, reserve
-from tests.store.test_sql import found_versions
 from tests.store.test_store import AWKWARD, letter
 
 
@@ -79,15 +75,10 @@ def test_lots_are_settled_in_the_order_in_which_a_heartbeat_extends_them(postgre
         assert [*settled.result(60)] == []
 
 
-@pytest.mark.parametrize("grown", [False, True])
-def test_postgresql_settles_in_place(postgres_url: str, grown: bool) -> None:
+def test_postgresql_settles_in_place(postgres_url: str) -> None:
     """It writes into no index, and one statement settles many."""
     store, asked = open_store(postgres_url), list[str]()
     store.prepare()
-    if grown:
-        as_before(postgres_url)
-        run(postgres_url, "alter table ojs_reservations reset (fillfactor)")
-        assert sum(store.group_older()) == 0
     for n in range(20):
         reserve(store, key=f"j-{n}")
     engine = store.database._quick  # type: ignore[attr-defined]
@@ -109,29 +100,6 @@ FOUND = """
 select n_tup_upd, n_tup_hot_upd, reloptions from pg_stat_user_tables join pg_class on oid = relid
 where pg_class.relname = 'ojs_reservations'
 """
-#: How workers of the release before settle a job without a record, and how they sweep.
-TABLES = ("ojs_reservations", "ojs_parked")
-SETTLE_BEFORE = """
-insert into ojs_reservations
-  (namespace, key, fence, settled, publication, holder, mark, lost, until_ms, keep_until_ms)
-values ('ojs', 'before', 0, true, '', 'w-1', '', false, 0, {ms})
-"""
-SWEEP_BEFORE = """
-delete from ojs_reservations where namespace = 'ojs' and key in (
-  select key from ojs_reservations where namespace = 'ojs' and keep_until_ms <= {ms}
-  order by keep_until_ms limit 1)
-"""
-
-
-def as_before(url: str) -> None:
-    """Give jobs under way the indexes of the release before, in place of their own."""
-    run(
-        url,
-        "drop index ojs_reservations_ended",
-        "create index ojs_reservations_kept on ojs_reservations (keep_until_ms, namespace)",
-        "drop index ojs_parked_kinds",
-        "create index ojs_parked_listed on ojs_parked (due_ms, namespace, key)",
-    )
 
 
 def waits_for_the_disk(postgres_url: str, write: Callable[[], object]) -> bool:
@@ -167,35 +135,3 @@ def test_only_a_settlement_alone_does_not_wait_for_the_disk(postgres_url: str) -
         assert waits_for_the_disk(postgres_url, lambda key=key: reserve(store, key=key))
         assert waits_for_the_disk(postgres_url, lambda key=key: store.park(parked(key), over(key=key)))
         assert waits_for_the_disk(postgres_url, lambda key=key: store.bury(letter(key), over(key=key)))
-
-
-def test_jobs_of_the_release_before_get_their_indexes(sql_url: str) -> None:
-    """Meanwhile and later, workers of both releases settle and sweep."""
-    open_store(sql_url).prepare()
-    as_before(sql_url)
-    store, ms = open_store(sql_url), to_ms(after(3600))
-    for n in range(4):
-        store.settle(over(key=f"j-{n}"))
-    assert store.expire_before(after(3600), limit=1) == 1
-    for _ in range(2):
-        assert sum(store.group_older()) == 0
-        found = sa.inspect(sa.create_engine(sql_url))
-        names = {index["name"] for table in TABLES for index in found.get_indexes(table)}
-        assert names == {"ojs_reservations_ended", "ojs_parked_due", "ojs_parked_kinds", "ojs_parked_job"}
-    run(sql_url, SETTLE_BEFORE.format(ms=ms), SWEEP_BEFORE.format(ms=ms))
-    assert [store.expire_before(after(at), limit=9) for at in (3599, 3600)] == [0, 3]
-    assert found_versions(sql_url) == [4]
-
-
-def test_a_role_that_may_build_no_index_goes_on_with_that_of_the_release_before(
-    postgres_url: str, role: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """And the log says so."""
-    open_store(postgres_url).prepare()
-    as_before(postgres_url)
-    run(postgres_url, grant_to(role))
-    store = open_store(postgres_url.replace("ojs@", f"{role}@"))
-    store.settle(over())
-    assert sum(store.group_older()) == 0
-    assert "the store goes on without this release's ojs_reservations_ended" in caplog.text
-    assert store.expire_before(after(3600), limit=9) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import stat
@@ -54,7 +53,7 @@ def test_a_store_is_created_whole_or_not_at_all(sql_url: str) -> None:
     with engine.begin() as connection:
         connection.execute(sa.text("drop table ojs_parked_due"))
     open_store(sql_url).prepare()
-    assert found_versions(sql_url) == [4]
+    assert found_versions(sql_url) == [1]
     assert len(sa.inspect(sa.create_engine(sql_url)).get_indexes("ojs_parked")) == 3
 
 
@@ -63,11 +62,11 @@ def test_a_store_of_a_newer_version_is_refused(sql_url: str) -> None:
     store = open_store(sql_url)
     store.prepare()
     with sa.create_engine(sql_url).begin() as connection:
-        connection.execute(sa.text("insert into ojs_schema values (5)"))
+        connection.execute(sa.text("insert into ojs_schema values (2)"))
     store.bury(letter())
     later = open_store(sql_url)
     for use in (later.prepare, later.stats, lambda: later.bury(letter())):
-        with pytest.raises(StoreError, match=r"^the store has schema 5, this ojs-bridge reads 4: update it$"):
+        with pytest.raises(StoreError, match=r"^the store has schema 2, this ojs-bridge reads 1: update it$"):
             use()
 
 
@@ -81,86 +80,6 @@ def test_an_error_says_nothing_of_a_jobs_arguments(sql_url: str) -> None:
         store.bury(letter(message={"args": ["4111-1111"]}))
     assert "4111" not in str(error.value)
     assert "4111" not in str(error.value.__cause__)
-
-
-#: As the first release wrote them.
-VERSION_1 = """
-create table ojs_schema (version integer not null primary key);
-create table ojs_dead_letters (
-  namespace varchar(64) not null, id varchar(191) not null, type varchar(255) not null,
-  queue varchar(255) not null, error_type varchar(255) not null, discarded_ms bigint not null,
-  claimed_until_ms bigint not null, record text not null, primary key (namespace, id));
-create index ojs_dead_letters_newest on ojs_dead_letters (namespace, discarded_ms, id);
-create index ojs_dead_letters_type on ojs_dead_letters (namespace, type, discarded_ms);
-create index ojs_dead_letters_queue on ojs_dead_letters (namespace, queue, discarded_ms);
-create table ojs_error_history (
-  namespace varchar(64) not null, job_id varchar(191) not null, place bigint not null,
-  record text not null, primary key (namespace, job_id, place));
-insert into ojs_schema values (1);
-insert into ojs_dead_letters values
-  ('ojs', 'j-1', 'billing.charge', 'default', 'external.timeout', 1795255202345, 0, :record);
-insert into ojs_error_history values ('ojs', 'j-2', 0, '{"attempt": 1}')
-"""
-RECORD = {
-    "id": "j-1",
-    "type": "billing.charge",
-    "queue": "default",
-    "framework": "dramatiq",
-    "attempt": 3,
-    "max_attempts": 3,
-    "cause": "exhausted",
-    "reason": "no attempt is left",
-    "discarded_at": "2026-11-21T10:00:02.345Z",
-    "message": {"args": [7]},
-    "errors": [{"attempt": 3, "type": "external.timeout", "message": "slow", "details": {}}],
-    "retry": None,
-    "created_at": None,
-    "replay_count": 0,
-}
-
-
-@pytest.fixture
-def url_of_version_1(sql_url: str) -> str:
-    """The URL of a store that the first release has written to."""
-    with sa.create_engine(sql_url).begin() as connection:
-        for statement in VERSION_1.split(";\n"):
-            known = {"record": json.dumps(RECORD)} if ":record" in statement else {}
-            connection.execute(sa.text(statement.replace('"attempt": 1', '"attempt"\\: 1')), known)
-    return sql_url
-
-
-def test_a_store_of_version_1_is_raised(url_of_version_1: str) -> None:
-    """The store keeps its letters and errors, and gets the tables and indexes of later versions."""
-    store = open_store(url_of_version_1)
-    assert store.get("j-1") == letter()
-    assert store.kept_errors("j-2") == [(0, {"attempt": 1})]
-    store.park(parked())
-    assert reserve(store).grant is Grant.TAKEN
-    assert found_versions(url_of_version_1) == [4]
-    assert sum(store.group_older()) == 1
-    indexes = sa.inspect(sa.create_engine(url_of_version_1)).get_indexes("ojs_dead_letters")
-    assert {"ojs_dead_letters_errors", "ojs_dead_letters_kinds"} <= {index["name"] for index in indexes}
-
-
-def test_many_processes_raise_a_store_at_once(url_of_version_1: str) -> None:
-    """Each process can use the store."""
-    assert in_processes(4, first_turn, url_of_version_1) == [Grant.TAKEN] * 4
-    assert found_versions(url_of_version_1) == [4]
-
-
-def test_a_table_that_only_an_earlier_release_has_stays(sql_url: str) -> None:
-    """Workers of that release go on with it; a store that this release makes has no such table."""
-    open_store(sql_url).prepare()
-    engine = sa.create_engine(sql_url)
-    assert "ojs_shadows" not in sa.inspect(engine).get_table_names()
-    with engine.begin() as connection:
-        connection.execute(sa.text("create table ojs_shadows (namespace varchar(64), total bigint)"))
-        connection.execute(sa.text("insert into ojs_shadows values ('ojs', 7)"))
-    store = open_store(sql_url)
-    store.bury(letter())
-    assert (store.get("j-1"), found_versions(sql_url)) == (letter(), [4])
-    with engine.connect() as connection:
-        assert connection.execute(sa.text("select total from ojs_shadows")).scalars().all() == [7]
 
 
 def first_turn(url: str) -> Grant:
@@ -179,8 +98,8 @@ def test_a_newer_store_is_left_as_it_is(sql_url: str) -> None:
     engine = sa.create_engine(sql_url)
     with engine.begin() as connection:
         connection.execute(sa.text("create table ojs_schema (version integer not null primary key)"))
-        connection.execute(sa.text("insert into ojs_schema values (5)"))
-    with pytest.raises(StoreError, match="has schema 5"):
+        connection.execute(sa.text("insert into ojs_schema values (2)"))
+    with pytest.raises(StoreError, match="has schema 2"):
         reserve(open_store(sql_url))
     assert sa.inspect(engine).get_table_names() == ["ojs_schema"]
 

@@ -19,7 +19,7 @@ from ojs_bridge.rules.fingerprint import fingerprint
 from ojs_bridge.store import Filter, Store
 from ojs_bridge.store.sql import letters as sql_letters
 from tests.store.conftest import grant_to, run
-from tests.store.test_groups import bury_as_before, died, groups
+from tests.store.test_groups import died, groups
 from tests.store.test_store import NOW, ids
 
 OPEN = Redactor(None)
@@ -80,17 +80,15 @@ def test_indexed_letters_without_the_text_are_left_out(sql_url: str) -> None:
 
 
 def test_a_letter_that_has_died_again_says_something_else(sql_url: str) -> None:
-    """Whichever release has replaced it."""
     store = open_store(sql_url)
     store.bury(died("a", 0, "old words"))
     store.bury(died("b", 0, "old words"))
     assert indexed(store) == 2
     store.bury(died("a", 1, "new words"))
-    bury_as_before(sql_url, died("b", 1, "new words"))
-    assert found(store, "new words") == ["b", "a"]
-    assert indexed(store) == 2
-    assert found(store, "new words") == ["b", "a"]
-    assert found(store, "old words") == []
+    assert found(store, "new words") == ["a"]
+    assert indexed(store) == 1
+    assert found(store, "new words") == ["a"]
+    assert found(store, "old words") == ["b"]
 
 
 def test_a_letter_that_leaves_takes_its_text_along(sql_url: str) -> None:
@@ -138,7 +136,7 @@ def test_a_search_of_many_letters_is_many_short_ones(
 
 
 def test_the_text_of_a_letter_that_is_gone_goes_too(sql_url: str) -> None:
-    """A worker of an earlier release deletes the letter alone."""
+    """The deletion of its text has failed."""
     store = open_store(sql_url)
     for letter_id in "abcd":
         store.bury(died(letter_id, 0))
@@ -148,17 +146,14 @@ def test_the_text_of_a_letter_that_is_gone_goes_too(sql_url: str) -> None:
     assert texts_of(sql_url).keys() == {"a", "c"}
 
 
-@pytest.mark.parametrize(
-    "poor", ["drop table ojs_letter_texts", "revoke all on ojs_letter_texts from {}",
-             "revoke insert, update, delete on ojs_letter_texts from {}"]
-)  # fmt: skip
-def test_a_role_that_may_not_use_the_index_uses_the_store(postgres_url: str, role: str, poor: str) -> None:
-    """Burials, replays and searches go on; the table is of the administrator, or of another release."""
+def test_a_role_that_may_not_write_the_index_uses_the_store(postgres_url: str, role: str) -> None:
+    """Burials, replays and searches go on."""
     store = open_store(postgres_url)
     for letter_id in "abc":
         store.bury(died(letter_id, 0, "needle"))
     indexed(store)
-    run(postgres_url, grant_to(role), poor.format(role))
+    revoke = f"revoke insert, update, delete on ojs_letter_texts from {role}"
+    run(postgres_url, grant_to(role), revoke)
     store = open_store(postgres_url.replace("ojs@", f"{role}@"))
     assert store.bury(died("a", 0, "needle again"))
     claimed = store.claim(["b"], now=NOW, seconds=9)

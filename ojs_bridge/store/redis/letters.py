@@ -20,7 +20,7 @@ from ...rules.job import PlacedEntry
 from ..filter import EVERYTHING, Filter
 from ..jobs import Settle
 from ..protocol import NAMED, Claim, Claimed, Group, GroupPage, Letter, Order, Page, Stats, counts_of
-from ..records import from_json, group_in, index_id, index_text, to_json, to_ms
+from ..records import from_json, index_id, index_text, to_json, to_ms
 from .index import LOT, RedisIndex, Wanted, entry_of, lots, moment, place_of, rows_of, time_of, wanting
 from .jobs import LETTER_KEYS, settle_words
 from .server import RedisServer, Word
@@ -96,10 +96,7 @@ class RedisLetters:
             until=where.until,
             oldest_first=oldest_first,
         )
-        # A worker of an earlier release leaves the members of a group as they were.
-        letters = ((place, from_json(Letter, record.decode())) for place, record in rows if record)
-        now = (letter for place, letter in letters if place.decode() == self.cursor_after(letter))
-        return Page(tuple(letter for letter in now if where.group in (None, letter.group)), more)
+        return Page(tuple(from_json(Letter, record.decode()) for _, record in rows if record), more)
 
     def cursor_after(self, letter: Letter) -> str:
         """Return the cursor that names a letter."""
@@ -178,9 +175,8 @@ def wanted_kinds(where: Filter) -> Wanted | None:
 #: A kind of letters: its texts, their number, the places of the oldest and the newest.
 Kind: TypeAlias = tuple[Sequence[str], int, bytes, bytes]
 
-#: How many letters the server looks through at once: it answers nobody else meanwhile.
-_COMPARED = 100
-_BEGINNING = (b"0", b"0", b"0")
+#: How many groups the server looks through at once: it answers nobody else meanwhile.
+_SCANNED = 100
 #: How many members of a group are looked at for a letter that is still there.
 _TRIED = 20
 
@@ -190,9 +186,6 @@ class RedisGroups:
 
     def __init__(self, server: RedisServer, letters: RedisLetters) -> None:
         self._server, self._letters = server, letters
-        self._is_compared = False
-        #: Where the comparison is, in the three scans of its script.
-        self._compared: tuple[bytes, ...] = _BEGINNING
 
     def groups(self, where: Filter, page: GroupPage) -> list[Group]:
         """Return groups: their kinds are counted on the server, and put together here."""
@@ -269,47 +262,17 @@ class RedisGroups:
         others = self._letters.list(replace(where, group=name), limit=_TRIED, cursor=None).letters
         return others[0] if others else None
 
-    def group_older(self) -> Iterator[int]:
-        """Compare the groups with the letters, and put right what workers of earlier releases have left.
-
-        A process looks through all letters once, and goes on where it was when it was ended. Later it does so
-        only if the groups have more letters, or fewer: such a worker may still be there.
-        """
-        by_group, _, grouped = self._letters.group_keys
-        sizes = (("HLEN", self._letters.entries), ("HLEN", grouped), ("ZCARD", by_group))
-        if self._is_compared and len({self._server.ask(*words) for words in sizes}) == 1:
-            return
-        while any(self._compared):
-            yield self._compare_some()
-        self._is_compared, self._compared = True, _BEGINNING
-        # What workers of earlier releases kept; one that still runs makes its groups again.
-        self._server.ask(
-            "UNLINK", *self._server.keys("letters:by_group", "letters:groups", "letters:grouped")
-        )
-
     def forget_groups(self, *, before: datetime) -> int:
         """Forget the first deaths of groups that are gone."""
         forgotten, cursor = 0, b"0"
         while True:
-            cursor, rows = self._server.ask("HSCAN", self._letters.first_deaths, cursor, "COUNT", _COMPARED)
+            cursor, rows = self._server.ask("HSCAN", self._letters.first_deaths, cursor, "COUNT", _SCANNED)
             old = [name for name, at in rows_of(rows) if time_of(at) < before]
             if old:
                 keys = (self._letters.first_deaths, self._letters.group_keys[0])
                 forgotten += int(self._server.run("forget_groups", keys, old))
             if cursor == b"0":
                 return forgotten
-
-    def _compare_some(self) -> int:
-        """Compare some letters and their groups. Their records, which may be large, are read one by one."""
-        keys = (self._letters.entries, *self._letters.group_keys)
-        *compared, ungrouped = self._server.run("ungrouped", keys, (*self._compared, _COMPARED))
-        words: list[Word] = []
-        for letter_id, entry in rows_of(ungrouped):
-            record = self._server.ask("HGET", self._letters.records, letter_id) or b""
-            words += (letter_id, group_in(record.decode(errors="replace")), entry)
-        done = int(self._server.run("group", (*keys, self._letters.first_deaths), words)) if words else 0
-        self._compared = tuple(compared)
-        return done
 
 
 def _rank(kinds: Sequence[Kind], order: Order) -> tuple[Any, Any]:

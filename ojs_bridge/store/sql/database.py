@@ -7,8 +7,7 @@ import math
 import os
 import sqlite3
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import datetime, timezone
 from typing import Any, NoReturn
@@ -22,7 +21,7 @@ from ...errors import StoreError, Unstorable
 from ..protocol import MEMORY, without_password
 from . import engines, tables
 from .statements import Upsert, batches
-from .tables import FAULT, GROUPED, LATER, REPLACED, SCHEMA_VERSION, letters, metadata, versions
+from .tables import SCHEMA_VERSION, metadata, versions
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -32,8 +31,6 @@ _ENCODING = sa.text("SELECT current_setting('server_encoding')")
 _WHOLE = "UTF8"
 _FAILURES = (SQLAlchemyError, OSError, MemoryError, UnicodeError, OverflowError)
 _SAY_VERSION = Upsert(versions)
-#: After how many seconds what the store lacks is added again, if that has failed.
-_GROWS_AGAIN = 300.0
 
 
 class _Lock:
@@ -151,7 +148,6 @@ class Database:
         self._pid = os.getpid()
         self._prepared = False
         self._encoding = ""
-        self._grows_at, self._lacks = 0.0, list[str]()
         self._preparing = _Lock(threading.RLock(), self._busy_seconds, self.shown)
 
     def prepare(self) -> None:
@@ -163,7 +159,6 @@ class Database:
             if not self._prepared:
                 if self._version() != SCHEMA_VERSION:
                     self._create_tables()
-                self.grow()
                 self._say_encoding()
                 if self._file:
                     with self._errors():
@@ -246,58 +241,6 @@ class Database:
                 changed += connection.execute(statement.where(ours, column.in_(batch))).rowcount
         return changed
 
-    def has(self, name: str) -> bool:
-        """Return whether the store, which is ready, has a later table, or the groups' column."""
-        return name not in self._lacks
-
-    def grow(self, *, at_once: bool = False) -> None:
-        """Add what this release has brought, and the store lacks.
-
-        What cannot be added, for want of a right or of a lock, is tried again after some minutes, or at once.
-        """
-        with self._unprepared() as connection:
-            lacks = tables.missing(connection)
-        if lacks and (at_once or time.monotonic() >= self._grows_at):
-            lacks = self._add(lacks)
-        self._lacks = lacks
-
-    def build_index(self) -> bool:
-        """Return whether the index of the groups is there; build it if it is not."""
-        return self._build(GROUPED)
-
-    def replace_indexes(self) -> None:
-        """Build this release's indexes, and drop those of earlier releases in their place.
-
-        Workers of these go on without them: they read more.
-        """
-        for index, before in REPLACED.items():
-            try:
-                with self._unprepared() as connection:
-                    found = {each["name"] for each in sa.inspect(connection).get_indexes(str(index.table))}
-                wanted = index.table is not letters or self.has(FAULT.name)
-                if wanted and (before in found or index.name not in found):
-                    self._put_in_place(index)
-            except StoreError as error:
-                logger.warning("the store goes on without this release's %s: %s", index.name, error)
-
-    def _put_in_place(self, index: sa.Index) -> None:
-        if not self._build(index):
-            return
-        if self.is_postgres:
-            with self._errors():
-                tables.drop_concurrently(self._durable.url, index)
-        else:
-            with self._unprepared() as connection:
-                connection.exec_driver_sql(f"DROP INDEX IF EXISTS {REPLACED[index]}")
-
-    def _build(self, index: sa.Index) -> bool:
-        if self.is_postgres:
-            with self._errors():
-                return tables.build_concurrently(self._durable.url, index)
-        with self._unprepared() as connection:
-            index.create(connection, checkfirst=True)
-        return True
-
     @contextmanager
     def _opened(self) -> Iterator[None]:
         """Use the store; raises StoreError."""
@@ -364,7 +307,7 @@ class Database:
             has_table = sa.inspect(connection).has_table
             if not has_table(versions.name):
                 return None
-            whole = all(has_table(table.name) for table in metadata.sorted_tables if table not in LATER)
+            whole = all(map(has_table, metadata.tables))
             version: int | None = connection.execute(sa.select(sa.func.max(versions.c.version))).scalar()
         if version is not None and version > SCHEMA_VERSION:
             raise StoreError(
@@ -385,31 +328,12 @@ class Database:
                 *(self.shown, self._encoding, _WHOLE),
             )
 
-    def _add(self, lacks: Iterable[str]) -> list[str]:
-        """Add what the store lacks; return what it lacks then."""
-        failed: dict[str, StoreError] = {}
-        for name in lacks:
-            try:
-                with self._unprepared() as connection:
-                    tables.add(connection, name)
-            except StoreError as error:
-                failed[name] = error
-        # Another process may have added it meanwhile.
-        with self._unprepared() as connection:
-            left = tables.missing(connection)
-        for name in left:
-            if name not in self._lacks:
-                logger.warning("the store goes on without this release's %s: %s", name, failed.get(name))
-        self._grows_at = time.monotonic() + _GROWS_AGAIN
-        return left
-
     def _create_tables(self) -> None:
         for tries_left in reversed(range(len(metadata.tables) + 1)):
             try:
                 with self._unprepared() as connection:
                     tables.create(connection)
                     _SAY_VERSION(connection, {"version": SCHEMA_VERSION})
-                    connection.execute(sa.delete(versions).where(versions.c.version < SCHEMA_VERSION))
             except StoreError:
                 # Another process may create a table between the check and the creation.
                 if not tries_left:

@@ -13,15 +13,14 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.engine import Connection
 
-from ...errors import StoreError
 from ..filter import EVERYTHING, Filter
 from ..protocol import NAMED, NEWEST, Group, GroupPage, Letter
-from ..records import from_json, from_ms, group_in, group_number, group_of_number, to_ms
+from ..records import from_json, from_ms, group_number, group_of_number, to_ms
 from .database import Database
 from .letters import SQLLetters
-from .statements import LARGEST_INTEGER, batches
-from .tables import FAULT, letters
+from .statements import LARGEST_INTEGER
 from .tables import groups as firsts
+from .tables import letters
 
 _BATCH = 500
 #: More groups than that are found sooner by counting all letters.
@@ -49,11 +48,6 @@ class SQLGroups:
 
     def groups(self, where: Filter, page: GroupPage) -> list[Group]:
         """Return groups; the deaths of those on the page are counted."""
-        self._db.prepare()
-        if not self._db.has(FAULT.name):
-            raise StoreError(
-                f"the store {self._db.shown!r} has no groups: it lacks a column, and the log says why"
-            )
         while True:
             with self._db.connection() as connection:
                 found = self._found(connection, where, page)
@@ -159,27 +153,19 @@ class SQLGroups:
 
     def _first_deaths(self, connection: Connection, found: Sequence[_Found]) -> Mapping[int, int]:
         """Return the first death of each group; of one that has kept none, that of its oldest letter."""
-        known: dict[int, int] = {}
-        if self._db.has(firsts.name):
-            numbers = [each.number for each in found]
-            ours = firsts.c.namespace == self._db.namespace, firsts.c.fault.in_(numbers)
-            known.update(connection.execute(sa.select(firsts.c.fault, firsts.c.first_ms).where(*ours)).all())
+        ours = firsts.c.namespace == self._db.namespace, firsts.c.fault.in_([each.number for each in found])
+        known = dict(connection.execute(sa.select(firsts.c.fault, firsts.c.first_ms).where(*ours)).all())
         return {each.number: min(known.get(each.number, each.first), each.first) for each in found}
 
     def group_sizes(self, where: Filter) -> Mapping[str, tuple[int, datetime]]:
         """Count the letters of each group."""
-        self._db.prepare()
-        if not self._db.has(FAULT.name):
-            return {}
         query = sa.select(_c.fault, sa.func.count(), sa.func.max(_c.discarded_ms)).group_by(_c.fault)
         with self._db.connection() as connection:
-            rows = connection.execute(query.where(*self._letters.chosen(where), _c.fault.is_not(None))).all()
+            rows = connection.execute(query.where(*self._letters.chosen(where))).all()
         return {group_of_number(number): (count, from_ms(last)) for number, count, last in rows}
 
     def forget_groups(self, *, before: datetime) -> int:
         """Forget the first deaths of groups that are gone."""
-        if not (self._db.has(firsts.name) and self._db.has(FAULT.name)):
-            return 0
         has_letters = sa.exists().where(_c.namespace == firsts.c.namespace, _c.fault == firsts.c.fault)
         return self._db.change(sa.delete(firsts).where(firsts.c.first_ms < to_ms(before), ~has_letters))
 
@@ -226,41 +212,6 @@ class SQLGroups:
         each = (newest.where(_c.fault == number, _c.discarded_ms <= last) for number, last in heads)
         return sa.union_all(*(sa.select(query.subquery()) for query in each))
 
-    def group_older(self) -> Iterator[int]:
-        """Add the column and the indexes that are missing, and fill in the fingerprints."""
-        self._db.prepare()
-        if not self._db.has(FAULT.name):
-            self._db.grow(at_once=True)
-        self._db.replace_indexes()
-        done = _BATCH if self._db.has(FAULT.name) and self._db.build_index() else 0
-        while done == _BATCH:
-            done = self._group_some()
-            yield done
-
-    def _group_some(self) -> int:
-        """Group some letters, without one that a replay or a deletion is changing: none waits for another."""
-        is_older = sa.and_(_c.namespace == self._db.namespace, _c.fault.is_(None))
-        query = (
-            sa.select(_c.id, _c.record, _c.discarded_ms)
-            .where(is_older)
-            .limit(_BATCH)
-            .with_for_update(skip_locked=True)
-        )
-        ids, first = defaultdict[str, list[str]](list), dict[str, int]()
-        with self._db.connection(durable=True) as connection:
-            rows = connection.execute(query).all()
-            for letter_id, record, ms in rows:
-                group = group_in(record)
-                ids[group].append(letter_id)
-                first[group] = min(first.get(group, ms), ms)
-            # In one order, so that no two processes wait for each other.
-            for group, same in sorted(ids.items()):
-                self._letters.keep_first(connection, group_number(group), first[group])
-                change = sa.update(letters).where(is_older).values(fault=group_number(group))
-                for batch in batches(same):
-                    connection.execute(change.where(_c.id.in_(batch)))
-        return len(rows)
-
 
 def _by_number(rows: Any) -> defaultdict[int, list[Any]]:
     """Return the rows of each group, which its number begins."""
@@ -271,7 +222,7 @@ def _by_number(rows: Any) -> defaultdict[int, list[Any]]:
 
 
 def _grouped(page: GroupPage) -> tuple[sa.ColumnElement[bool], ...]:
-    return _c.fault.is_not(None), _c.fault.not_in([*map(group_number, page.but)])
+    return (_c.fault.not_in([*map(group_number, page.but)]),)
 
 
 def _order(page: GroupPage, fault: Any, last: Any, count: Any) -> Iterator[sa.ColumnElement[Any]]:

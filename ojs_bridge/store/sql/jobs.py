@@ -227,15 +227,11 @@ class SQLReservations:
             expired = connection.execute(
                 sa.delete(tables.reservations).where(mine, _r.key.in_(keys))
             ).rowcount
-        if self._db.has(tables.suspects.name):
-            self._db.change(sa.delete(tables.suspects).where(_s.since_ms < to_ms(now - SUSPECTED)))
+        self._db.change(sa.delete(tables.suspects).where(_s.since_ms < to_ms(now - SUSPECTED)))
         return expired
 
     def suspect(self, family: str, *, gone: bool) -> timedelta | None:
-        """Return for how long a family has been suspected; without its table it never is."""
-        self._db.prepare()
-        if not self._db.has(tables.suspects.name):
-            return None
+        """Return for how long a family has been suspected."""
         now_ms = to_ms(self._db.clock())
         row = {"namespace": self._db.namespace, "family": index_id(family), "since_ms": now_ms}
         since = sa.select(_s.since_ms).where(_s.namespace == row["namespace"], _s.family == row["family"])
@@ -247,8 +243,7 @@ class SQLReservations:
 
     def clear(self, family: str) -> None:
         """End the suspicion against a family."""
-        if self._db.has(tables.suspects.name):
-            self._db.change(sa.delete(tables.suspects).where(_s.family == index_id(family)))
+        self._db.change(sa.delete(tables.suspects).where(_s.family == index_id(family)))
 
     def _any_of(self, reservations: Sequence[Reservation]) -> sa.ColumnElement[bool]:
         pairs = [(index_id(key), fence) for key, fence in reservations]

@@ -36,7 +36,7 @@ from .statements import (
     updated,
     write_cursor,
 )
-from .tables import FAULT, errors, groups, letters, texts
+from .tables import errors, groups, letters, texts
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -56,17 +56,11 @@ class SQLTexts:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    def are_kept(self) -> bool:
-        """Return whether the store has the index."""
-        self._db.prepare()
-        return self._db.has(texts.name)
-
     def index_texts(self, text_of: Callable[[Letter], str | None], /) -> Iterator[int]:
         """Delete the texts of letters that are gone; write those that are missing, the newest first."""
-        self._db.prepare()
         yield from self._forget_strays()
         ours, cursor = PLACES.where(_c.namespace == self._db.namespace), None
-        while self._db.has(texts.name):
+        while True:
             with self._db.connection() as connection:
                 end = page_end(connection, ours, SEARCHED, cursor, newest=True)
                 here = ours.where(*up_to(_c.discarded_ms, _c.id, end, newest=True), _indexed(_t.id).is_(None))
@@ -79,10 +73,10 @@ class SQLTexts:
             cursor = end
 
     def _forget_strays(self) -> Iterator[int]:
-        """Delete texts without a letter, as a worker of an earlier release leaves them."""
+        """Delete texts without a letter: their deletion may have failed when the letter went."""
         ours, after = sa.select(_t.id).where(_t.namespace == self._db.namespace).order_by(_t.id), ""
         its_letter = sa.select(_c.id).where(_c.namespace == _t.namespace, _c.id == _t.id).scalar_subquery()
-        while self._db.has(texts.name):
+        while True:
             with self._db.connection() as connection:
                 end = connection.execute(ours.where(_t.id > after).offset(SEARCHED - 1).limit(1)).scalar()
                 here = (_t.id > after, *(() if end is None else (_t.id <= end,)))
@@ -120,8 +114,6 @@ class SQLTexts:
 
     def forget(self, letter_ids: Sequence[str]) -> None:
         """Delete texts, which can be written anew; the letters are safe whether this succeeds or not."""
-        if not self._db.has(texts.name):
-            return
         try:
             self._db.change_each(sa.delete(texts), _t.id, [*map(index_id, letter_ids)])
         except StoreError as error:
@@ -143,8 +135,8 @@ def _indexed(column: sa.Column[str]) -> sa.ScalarSelect[str]:
     return sa.select(column).where(*same).correlate(letters).scalar_subquery()
 
 
-_REPLACED = ("type", "queue", "error_type", "discarded_ms", "claimed_until", "record")
-_BURY, _BURY_UNGROUPED = Upsert(letters, *_REPLACED, "fault"), Upsert(letters, *_REPLACED)
+_REPLACED = ("type", "queue", "error_type", "discarded_ms", "claimed_until", "record", "fault")
+_BURY = Upsert(letters, *_REPLACED)
 _KEEP = Upsert(errors)
 
 #: A claim is the moment when it ends, and then random bits, so that no two claims are alike.
@@ -181,17 +173,14 @@ class SQLLetters:
 
     def _bury(self, connection: Connection, letters_: Sequence[Letter]) -> None:
         rows = [self._letter_row(letter) for letter in letters_]
-        if self._db.has(FAULT.name):
-            faults = [group_number(letter.group) for letter in letters_]
-            _BURY.all(connection, [{**row, "fault": fault} for row, fault in zip(rows, faults, strict=True)])
-            first = dict[int, int]()
-            for row, fault in zip(rows, faults, strict=True):
-                first[fault] = min(first.get(fault, row["discarded_ms"]), row["discarded_ms"])
-            # In one order, so that no two processes wait for each other.
-            for fault, ms in sorted(first.items()):
-                self.keep_first(connection, fault, ms)
-        else:
-            _BURY_UNGROUPED.all(connection, rows)
+        _BURY.all(connection, rows)
+        first = dict[int, int]()
+        for row in rows:
+            first[row["fault"]] = min(first.get(row["fault"], row["discarded_ms"]), row["discarded_ms"])
+        # In one order, so that no two processes wait for each other.
+        for fault, ms in sorted(first.items()):
+            key = {"namespace": self._db.namespace, "fault": fault, "first_ms": ms}
+            connection.execute(_KEEP_FIRST[connection.dialect.name], key)
         for batch in batches([row["id"] for row in rows]):
             ours = errors.c.namespace == self._db.namespace, errors.c.job_id.in_(batch)
             connection.execute(sa.delete(errors).where(*ours))
@@ -206,13 +195,8 @@ class SQLLetters:
             "discarded_ms": to_ms(letter.discarded_at),
             "claimed_until": 0,
             "record": to_json(letter),
+            "fault": group_number(letter.group),
         }
-
-    def keep_first(self, connection: Connection, fault: int, ms: int) -> None:
-        """Keep a death as the first one of its group, unless an earlier one is known."""
-        if self._db.has(groups.name):
-            statement = _KEEP_FIRST[connection.dialect.name]
-            connection.execute(statement, {"namespace": self._db.namespace, "fault": fault, "first_ms": ms})
 
     def keep_errors(self, job_id: str, entries: Sequence[PlacedEntry]) -> None:
         """Keep error entries; an entry that is there already stays as it is."""
@@ -234,19 +218,12 @@ class SQLLetters:
     def list(self, where: Filter, *, limit: int, cursor: str | None, oldest_first: bool = False) -> Page:
         """Return a page of letters that may have the text. One page searches at most 20,000 letters."""
         newest = not oldest_first
-        if where.text is not None and self._texts.are_kept():
+        if where.text is not None:
             return self._search(where, where.text.casefold(), limit, cursor, newest=newest)
         query = _LISTED.where(*self.chosen(where))
         with self._db.connection() as connection:
             rows, more = page(connection, query, limit, cursor, newest=newest)
-        listed = tuple(from_json(Letter, row.record) for row in rows)
-        if where.group is not None:
-            # An earlier release has replaced these without a new fingerprint.
-            strays = [index_id(letter.id) for letter in listed if letter.group != where.group]
-            change = sa.update(letters).where(_c.fault == group_number(where.group)).values(fault=None)
-            self._db.change_each(change, letters.c.id, strays)
-            listed = tuple(letter for letter in listed if letter.group == where.group)
-        return Page(listed, more)
+        return Page(tuple(from_json(Letter, row.record) for row in rows), more)
 
     def _search(self, where: Filter, text: str, limit: int, cursor: str | None, *, newest: bool) -> Page:
         # Letters of all kinds are searched, whose index tells their end: those of a kind may be far apart.
