@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
-from celery import Celery, Task, signals
+from celery import Celery, Task
 from celery.exceptions import SoftTimeLimitExceeded
 
 from ..bridge import Bridge
@@ -22,7 +22,6 @@ from ..config.policies import MISNAMED, Installed, Policies, misnamed
 from ..config.settings import the_retry
 from ..engine.engine import Engine
 from ..engine.layers import Layers, NativeJitter, RetryOn, TaskPolicy
-from ..engine.runs import Lost
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..messages import CREATED, HEADER, RETRY_OPTION
 from ..rules.backoff import Rng
@@ -58,8 +57,8 @@ _CHECKED = "_ojs_checked"
 ADOPT = "_ojs_adopt"
 #: The attribute of an app that has the policies of its `@ojs_task`: their tasks may be made later.
 DECLARED = "_ojs_declared"
-#: The attributes of a request that have its run, and the engine's answer that has its reservation.
-RUNNING, HELD = "ojs_execution", "ojs_held"
+#: The attribute of a request that has its run.
+RUNNING = "ojs_execution"
 _EVERY_NAME = Policies(None)
 #: The module of Celery's own task classes.
 NATIVE = "celery.app.task"
@@ -83,10 +82,6 @@ def attach(app: Celery, bridge: Bridge | None = None) -> Bridge:
     bridge = app.__dict__.setdefault(BRIDGE, bridge or Bridge())
     queues = dead_queues.CeleryDeadQueues(app, bridge, lambda task: task_policy(app, task))
     bridge.engine.register(FRAMEWORK, CeleryPublisher(app, bridge), queues)
-    if bridge.store:
-        signals.task_postrun.connect(settle_success, weak=False)
-        # The first to be called: another receiver may end the process.
-        compat.receivers(signals.task_postrun).sort(key=lambda each: each[1] is not settle_success)
     return bridge
 
 
@@ -267,7 +262,9 @@ def _read_retry_option(app: Celery) -> None:
     @functools.wraps(app.send_task)
     def send_task_with_policy(name: str, *args: Any, **options: Any) -> Any:
         # The class is asked each time: a user's tests put another method there.
-        send_task = own or _bound(type(app).send_task, app)
+        send_task: Any = own or type(app).send_task
+        if not own and hasattr(send_task, "__get__"):
+            send_task = send_task.__get__(app, type(app))
         task = app.current_worker_task if options.get("task_id") else None
         wish = getattr(task and vars(task.request).get(RUNNING), "wish", None)
         if wish is not None and wish.sending == options["task_id"]:
@@ -325,11 +322,6 @@ def _queue_of(app: Celery, name: str, args: Sequence[Any], options: Mapping[str,
         queue = app.amqp.router.route(route, name, call.get("args") or (), call.get("kwargs") or {})["queue"]
         return str(getattr(queue, "name", queue))
     return ""
-
-
-def _bound(attribute: Any, app: Celery) -> Any:
-    """Return an attribute of an app's class, bound to the app."""
-    return attribute.__get__(app, type(app)) if hasattr(attribute, "__get__") else attribute
 
 
 def refuse_misnamed(name: str, options: Mapping[str, Any]) -> None:
@@ -433,18 +425,3 @@ def _write_policy(app: Celery, name: str, options: dict[str, Any]) -> None:
         options[RETRY_OPTION] = json.loads(headers[HEADER]).get("retry", {})
     if headers != given:
         options["headers"] = headers
-
-
-def settle_success(task: Task | None = None, **_: Any) -> None:
-    """Settle a success after its result is stored and its chain and links are sent."""
-    own = vars(task.request) if task else {}
-    settle, held = own.pop("ojs_ended", None), own.pop(HELD, None)
-    try:
-        if settle is not None:
-            settle()
-    finally:
-        reserved: Any = held and (held.run if isinstance(held, Lost) else held).reservation
-        heart = attach(task.app).engine.reservations.heart if task and reserved else None
-        if heart and heart.holds(reserved):
-            # Something has broken into its end.
-            heart.abandon(reserved)

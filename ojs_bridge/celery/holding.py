@@ -44,7 +44,10 @@ QUIET = 5.0
 #: that keeps a message for half an hour, and counts that as a delivery, too.
 LONGEST_WAIT = 600.0
 
-_HOLDING = "_ojs_holding"
+#: The attribute of an app that has those of its workers in this process; mostly there is one.
+HOLDING = "_ojs_holding"
+#: The requests that run in threads or greenlets of this process, each with what tells that it has ended.
+running: dict[Any, Any] = {}
 
 
 class Unsettled(NamedTuple):
@@ -181,7 +184,7 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
         self._outage = Outage(
             "jobs wait in this worker: they cannot begin, or what became of them has no place", "jobs go on"
         )
-        vars(consumer.app).setdefault(_HOLDING, WeakSet()).add(self)
+        vars(consumer.app).setdefault(HOLDING, WeakSet()).add(self)
 
     def start(self, consumer: Any) -> None:
         """Hold what comes on the channel of this connection."""
@@ -223,6 +226,14 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
                     break
                 attach(self._consumer.app).engine.reservations.acknowledged(self._acknowledging.popleft()[1])
 
+    def take_left(self, request: Any, result: Any) -> bool:
+        """Forget a run that has left its place in the pool; False if its job waits here, or runs anew."""
+        with self._lock:
+            is_left = running.get(request) is result and request not in self._waiting
+            if is_left:
+                del running[request]
+        return is_left
+
     def hold(self, request: Any, why: Hold, again: Callable[[], object] | None = None) -> bool:
         """Keep a request, and later call `again` or hand it to the pool; False if it cannot be kept."""
         with self._lock:
@@ -232,6 +243,7 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
             again = again or partial(compat.call_soon(self._consumer), self._hand_over, request)
             can_be_sent = why.outcome is None and why.needs_store
             self._waiting[request] = _Waiting(request, again, why.needs_store, can_be_sent)
+            running.pop(request, None)
             self._held_at = time.monotonic()
         return True
 
@@ -310,6 +322,7 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def _takes_out(self, held: _Waiting) -> bool:
         with self._lock:
+            running.pop(held.request, None)
             return self._waiting.pop(held.request, None) is not None
 
     def _send(self, held: _Waiting) -> None:
@@ -322,27 +335,16 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
 
 def hold(app: Celery, request: Any, why: Hold, again: Callable[[], object] | None = None) -> bool:
     """Let an app's worker keep a request; False if the worker stops, or the broker has the message back."""
-    return any(holding.hold(request, why, again) for holding in _holdings(app))
+    return any(holding.hold(request, why, again) for holding in tuple(vars(app).get(HOLDING, ())))
 
 
 def await_stop(app: Celery, give_back: Callable[[], object], judge: Callable[[], object]) -> None:
     """Judge the death of a process, unless its worker is told to stop: then its job is given back."""
-    holding = next(iter(_holdings(app)), None)
+    holding = next(iter(vars(app).get(HOLDING, ())), None)
     if holding is None:
         judge()
     else:
         holding.await_stop(give_back, judge)
-
-
-def forget(app: Celery, request: Any, reservation: Reservation) -> None:
-    """Let the store forget the reservation of a message that an app's worker has surely deleted."""
-    for holding in _holdings(app):
-        holding.forget(request, reservation)
-
-
-def _holdings(app: Celery) -> tuple[RequestHolding, ...]:
-    """Return those of an app's workers in this process; mostly there is one."""
-    return tuple(vars(app).get(_HOLDING, ()))
 
 
 def _reserve(request: Any) -> None:

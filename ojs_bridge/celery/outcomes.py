@@ -354,6 +354,8 @@ class Delivery:
         #: The decision on a run that has ended, if it could not be carried out yet.
         self.unsettled: Any = properties.pop(OUTCOME, None)
         self.headers: Mapping[str, Any] = (request.headers or {}) if self.carried is None else self.carried[3]
+        if HEADER in (request.headers or ()):  # Its task may pass its headers on to other jobs.
+            request.headers = {k: v for k, v in request.headers.items() if k != HEADER} or None
         #: The mark by which two messages of the job's first run differ; "" if the broker gives none.
         self.publication = "" if self.carried is None else self.carried[4]
         self.parts = self.headers, request.args, request.kwargs
@@ -364,6 +366,8 @@ class Delivery:
         self.wish: Wish | None = None
         #: The message of a retry that could not be sent yet.
         self.unsent: Wire | None = None
+        #: What settles a success, once its result is stored and its chain and links are sent.
+        self.ended: Callable[[], None] | None = None
         #: The task's error, as Celery shows it, and the exception that tells Celery of the end.
         self.shown: Exception = Ignore()
         self.signal: Exception = self.shown

@@ -25,7 +25,7 @@ from ..rules.job import Job
 from ..store import Reservation
 from . import compat
 from .attach import attach
-from .holding import Hold, await_stop, forget, hold
+from .holding import HOLDING, Hold, await_stop, hold
 from .outcomes import count_in_chord, report_retry, requeues
 from .run import TaskRun
 from .sending import ACKNOWLEDGED
@@ -71,9 +71,30 @@ class OJSRequest(Request):  # type: ignore[misc]
             headers = self.request_dict
             if attach(self.app).engine.store and not headers.get("retries") and HEADER not in headers:
                 key = Job(str(self.id), "", "", chain=chain_of(headers)).key
-                forget(self.app, self, Reservation(key, 0))
+                for holding in tuple(vars(self.app).get(HOLDING, ())):
+                    holding.forget(self, Reservation(key, 0))
         except Exception:
             logger.exception("job %s: the store keeps its last reservation for a day", known(self))
+
+    def ojs_end(self, running: dict[Any, Any], end: Any) -> None:
+        """Handle what a pool of this process tells of a run: a killed greenlet looks like a success."""
+        if isinstance(end, tuple) and end[0] is False and not (self._ojs_cancelled or _is_over(self)):
+            end = _info(WorkerLostError("its greenlet was killed"))
+        if isinstance(end, ExceptionInfo):
+            self.on_failure(end)
+        else:
+            self.on_success(end)
+        running.pop(self, None)
+
+    def ojs_left(self, result: Any) -> None:
+        """End a run that its thread or greenlet has left without an end, as if its process had died."""
+        self.acknowledged = self.message.acknowledged
+        is_ended = self.acknowledged and self not in compat.active_requests(state)
+        if not (is_ended or self._ojs_cancelled or _is_over(self)):
+            error = result.f.exception() if hasattr(result, "f") else result.exception
+            logger.error("job %s: its run has broken off: %r", known(self), error)
+            self._ojs_settled = False
+            self.on_failure(_info(WorkerLostError(f"its thread has left it: {error!r}")))
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Handle a failure; the crash of a child is judged here."""
@@ -226,8 +247,8 @@ def _is_over(request: Any) -> bool:
 
 
 def _crash(exc: BaseException) -> Exception | None:
-    """Return the error of a process that died, or None for an error of the task itself."""
-    if isinstance(exc, Exception):
+    """Return the error of a process that died, or ran out of memory beside its task; None for another."""
+    if isinstance(exc, Exception) and not isinstance(exc, MemoryError):
         return exc if isinstance(exc, (WorkerLostError, TimeLimitExceeded)) else None
     lost: Exception = WorkerLostError(f"the worker process ended: {exc!r}")
     return lost

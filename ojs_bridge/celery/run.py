@@ -26,7 +26,7 @@ from ..messages import HEADER
 from ..rules.decision import Complete, Decision, Discarded, RetryAt
 from ..rules.failures import ANSWERS, Failure, Outcome, outcome_of, traceback_of
 from ..rules.job import Job
-from .attach import AUTORETRYING, FRAMEWORK, HELD, task_policy
+from .attach import AUTORETRYING, FRAMEWORK, task_policy
 from .holding import Hold, Unsettled, held, portable, run_within, until_begun
 from .outcomes import (
     Delivery,
@@ -72,8 +72,7 @@ class TaskRun(Delivery):
             if ended is None:
                 return self.unsettled.result
             raise ended
-        # Without a store, listeners and a state there is nothing to read and nobody to tell: the job begins
-        # only if it fails.
+        # Without a store, listeners and a state nobody is told: the job begins only if it fails.
         if not (self.engine.is_silent and HEADER not in self.headers):
             try:
                 self._begin()
@@ -107,8 +106,8 @@ class TaskRun(Delivery):
                 self.engine.settling.release(self.begun)
             raise raised
         with undisturbed():
-            signal = self._fail(raised)
-        raise signal
+            self.signal = self._fail(raised)
+        raise self.signal
 
     def _begin(self) -> Run:
         """Return the run of the delivered job; if the job does not run, raise what tells Celery so."""
@@ -126,7 +125,7 @@ class TaskRun(Delivery):
         except Exception as error:  # noqa: BLE001 - Celery would take it for an error of the task
             with undisturbed():
                 raise (until_begun if may_pass(self, error) else self.unbegun)(error) from None
-        setattr(self.request, HELD, begun if isinstance(begun, (Run, Lost)) else None)
+        self.request.ojs_held = isinstance(begun, (Run, Lost)) and (self.engine.reservations.heart, begun)
         if isinstance(begun, Run):
             self.begun = begun
             return begun
@@ -273,8 +272,8 @@ class TaskRun(Delivery):
         except BaseException as error:
             wish.accepted = wish.wire is not None
             is_struck = strikes(error) or isinstance(error, SoftTimeLimitExceeded)
-            is_fatal = not (isinstance(error, Exception) or wish.accepted)
-            if is_struck or is_fatal or (wish.raised is None and self.failed is None):
+            is_fatal = isinstance(error, MemoryError) or not isinstance(error, Exception)
+            if is_struck or (is_fatal and not wish.accepted) or (wish.raised is None and self.failed is None):
                 raise
             log_error(error, "job %s: its retry's own way down has failed", begun.job)
             if wish.accepted:
@@ -311,7 +310,7 @@ class TaskRun(Delivery):
         except StoreError as error:
             unsettled = Unsettled(os.getpid(), Complete(), self.shown, result=result)
             raise self._held(begun, error, unsettled) from None
-        self.request.ojs_ended = functools.partial(unless_terminated, settle)
+        self.ended = functools.partial(unless_terminated, settle)
 
     def _held(self, begun: Run | Refuse, error: Exception, unsettled: Unsettled) -> Exception:
         """Return what has the worker hold a delivery whose outcome has to wait."""
@@ -330,6 +329,8 @@ class TaskRun(Delivery):
             outcome = task_outcome(self.task, raised, begun, self.engine.now())
             decision = self._judge(begun, outcome)
             asks = isinstance(decision, RetryAt) or is_automatic(self.task, begun, raised)
+        except MemoryError:
+            raise
         except Exception as error:  # noqa: BLE001 - it goes to the log
             log_error(error, "job %s: its failure cannot be judged", begun.job)
             decision = self.engine.carrying.impossible(begun.job, None, error)
@@ -367,8 +368,7 @@ class TaskRun(Delivery):
         if issubclass(type(answer), (Ignore, Reject, Retry)):
             # The task's own code has sent the retry, or wants none.
             self._leave_to_celery(answer)
-            left: Any = answer
-            return cast("Exception", left)
+            return cast("Exception", answer)
         if not self._goes_on_besides():
             final = outcome_of(answer, begun.task.errors, "and the task's own retry ended it")
             return self._conclude(begun, self._judge(begun, final), shown_exception(answer))

@@ -25,7 +25,6 @@ from ..rules.policy import PartialPolicy
 from . import compat
 from .attach import (
     AUTORETRYING,
-    HELD,
     LATER,
     NATIVE,
     RUNNING,
@@ -67,7 +66,7 @@ _REQUEUEING = "reject_on_worker_lost"
 
 # Without it, Celery would take such an attribute of a request for a header, and send it along.
 setattr(Context, RUNNING, None)
-setattr(Context, HELD, None)
+Context.ojs_held = None
 
 
 class RequestClass:
@@ -109,6 +108,13 @@ def _composed(own: type) -> Any:
     return type(own.__name__, (own, OJSRequest), {"__module__": own.__module__})
 
 
+class BrokenOff(BaseException):
+    """A run has broken off for want of memory: its process counts as lost.
+
+    Celery takes no BaseException for an error of the task's own.
+    """
+
+
 class Bridged:
     """The behaviour of a task under the bridge, whatever its other base classes are."""
 
@@ -134,43 +140,47 @@ class Bridged:
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the task: under the bridge in a worker and in `apply`, plainly in a direct call."""
-        request = self.request
-        entered = vars(request).get(RUNNING)
-        # A message may have a header of that name.
-        if request.called_directly or entered is NATIVELY or isinstance(entered, TaskRun):
-            return super().__call__(*args, **kwargs)  # type: ignore[misc]
         try:
-            # The job is outside the canary, or a broadcast; any other's request has its message.
-            outside: Outside | None = self.ojs_outside
-            if request.is_eager:
-                headers = {**(request.headers or {}), "id": request.id} if outside else {}
-                natively = outside is not None and outside.has(headers)
+            request = self.request
+            entered = vars(request).get(RUNNING)
+            # A message may have a header of that name.
+            if request.called_directly or entered is NATIVELY or isinstance(entered, TaskRun):
+                run, body = None, super().__call__  # type: ignore[misc]
             else:
-                natively = KEY not in (request.properties or {}) and (
-                    outside is not None or is_broadcast(self.app, request.delivery_info)
-                )
-            run = None if natively else TaskRun(self, request)
-            setattr(request, RUNNING, run or NATIVELY)
-            if run and request.headers and HEADER in request.headers:
-                # Its task may pass its headers on to other jobs.
-                request.headers = {k: v for k, v in request.headers.items() if k != HEADER} or None
-                if _user_call(self.__class__) is not None:
-                    # Celery makes a request of its own for it, and gathers the headers anew.
-                    vars(request).pop(HEADER, None)
-            body = _body(self, natively=run is None)
+                # The job is outside the canary, or a broadcast; any other's request has its message.
+                outside: Outside | None = self.ojs_outside
+                if request.is_eager:
+                    headers = {**(request.headers or {}), "id": request.id} if outside else {}
+                    natively = outside is not None and outside.has(headers)
+                else:
+                    natively = KEY not in (request.properties or {}) and (
+                        outside is not None or is_broadcast(self.app, request.delivery_info)
+                    )
+                run = None if natively else TaskRun(self, request)
+                setattr(request, RUNNING, run or NATIVELY)
+                body = _body(self, natively=run is None)
         except TaskPredicate:
             raise
         except Exception as error:
-            if request.is_eager:
+            if self.request.called_directly or self.request.is_eager:
                 raise
-            raise _unbegun(self, request, error) from None
-        if run is None:
-            return body(*args, **kwargs)
+            raise _unbegun(self, self.request, error) from None
         try:
-            return run.run(body, args, kwargs)
-        finally:
-            # The run and its request know each other: together they would keep the job's arguments alive.
-            delattr(request, RUNNING)
+            if run is None:
+                return body(*args, **kwargs)
+            try:
+                result = run.run(body, args, kwargs)
+            finally:
+                # The run and its request know each other: together they would keep the job's arguments alive.
+                delattr(request, RUNNING)
+            # Last: a run has not ended that something breaks into.
+            request.ojs_ended = run.ended
+            return result
+        except MemoryError as raised:
+            if run is None or request.is_eager or raised in (run.shown, run.signal):
+                raise
+            # Celery would take it for an error of the task's own.
+            raise BrokenOff(repr(raised)) from None
 
     def start_strategy(self: Any, app: Celery, consumer: Any, **options: Any) -> Handler:
         """Return the function that the worker calls with each message of this task."""
@@ -354,6 +364,9 @@ def _body(task: Any, *, natively: bool) -> Any:
     """Return the user's code: `__call__` of the user's own base class, or `run`."""
     call = _user_call(task.__class__)
     if call is not None:
+        if not natively:
+            # Celery makes a request of its own for it, and gathers the headers anew.
+            vars(task.request).pop(HEADER, None)
         return call.__get__(task)
     # `install` has put the automatic retries of a task aside.
     return vars(task).get(AUTORETRYING, task.run) if natively else task.run

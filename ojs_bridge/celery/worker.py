@@ -9,20 +9,23 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from celery import Celery, bootsteps
+from celery import Celery, Task, bootsteps, signals
 from celery.apps.worker import Worker
 from celery.worker import state
 
 from ..bridge import Bridge
 from ..config.settings import fetches_reliably
+from ..engine.runs import Lost
 from ..engine.threads import keep_going
 from ..errors import ConfigurationError
 from . import compat
 from .attach import attach, check_task, is_bridged, policies_of, task_policy
+from .holding import HOLDING, running
 from .install import leave_native, unreadable
 from .receiving import check_canary
 from .sending import visibility_timeout
@@ -37,6 +40,8 @@ _NAMED = 5
 #: Seconds between two looks. After so many silent looks in a row the worker says so, is asked to end, and
 #: ends at once, because its main thread does not react.
 LOOK = 30.0
+#: Seconds between two looks for runs that have broken off in this worker's own threads or greenlets.
+LOOK_AT_RUNS = 1.0
 SAID, ASKED, FORCED = 2, 4, 6
 #: The seconds for which a look waits for the broker at most.
 _PATIENCE = 10.0
@@ -62,6 +67,10 @@ class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
         super().__init__(worker, **options)
         check_app(worker.app, is_program=isinstance(worker, Worker))
         fit_frameworks(worker.app)
+        if attach(worker.app).store:
+            signals.task_postrun.connect(settle_success, weak=False)
+            # The first to be called: another receiver may end the process.
+            compat.receivers(signals.task_postrun).sort(key=lambda each: each[1] is not settle_success)
 
     def start(self, worker: Any) -> None:
         """Begin to publish parked retries."""
@@ -74,6 +83,39 @@ class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
     def stop(self, worker: Any) -> None:
         """End the bridge's threads."""
         attach(worker.app).stop()
+
+
+def settle_success(task: Task | None = None, **_: Any) -> None:
+    """Settle a success after its result is stored and its chain and links are sent."""
+    own = vars(task.request) if task else {}
+    settle, held = own.pop("ojs_ended", None), own.pop("ojs_held", None)
+    try:
+        # Celery may not have sent what follows it: then the job comes again.
+        struck = type(sys.exc_info()[1]).__name__
+        if settle is not None and struck not in ("MemoryError", "GreenletExit"):
+            settle()
+    finally:
+        if held:
+            heart, begun = held
+            reserved = (begun.run if isinstance(begun, Lost) else begun).reservation
+            if heart and reserved and heart.holds(reserved):
+                # Something has broken into its end.
+                heart.abandon(reserved)
+
+
+def watch_runs(pool: Any) -> None:
+    """Watch over the runs in threads and greenlets: Celery does not hear of one that breaks off."""
+    apply = pool.on_apply
+
+    def on_apply(*args: Any, callback: Any = None, **options: Any) -> Any:
+        request: Any = getattr(callback, "__self__", None)
+        end = getattr(request, "ojs_end", None)
+        result = apply(*args, callback=functools.partial(end, running) if end else callback, **options)
+        if end and result is not None:
+            running[request] = result
+        return result
+
+    pool.on_apply = on_apply
 
 
 def check_app(app: Celery, *, is_program: bool = False) -> None:
@@ -172,6 +214,8 @@ class ConsumerWatch(bootsteps.StartStopStep):  # type: ignore[misc]
         super().__init__(consumer, **options)
         self._over: threading.Event | None = None
         self._takes, self._silent = True, 0
+        if not consumer.pool.uses_semaphore:
+            watch_runs(consumer.pool)
         create = compat.create_task_handler(consumer, None)
         self._hears = create is not None
         if self._hears:
@@ -193,9 +237,13 @@ class ConsumerWatch(bootsteps.StartStopStep):  # type: ignore[misc]
         return create_noting
 
     def start(self, consumer: Any) -> None:
-        """Begin, once, if the broker can say how many messages a queue has."""
-        if self._over is None and self._hears and consumer.connection.transport.driver_type in _TIMEOUTS:
-            self._over = threading.Event()
+        """Begin, once; the silence is watched if the broker can say how many messages a queue has."""
+        if self._over is not None:
+            return
+        self._over = threading.Event()
+        if not consumer.pool.uses_semaphore:
+            keep_going("ojs-runs", functools.partial(self._look, consumer, self._over))
+        if self._hears and consumer.connection.transport.driver_type in _TIMEOUTS:
             keep_going("ojs-watch", functools.partial(self._watch, consumer, self._over))
 
     def stop(self, consumer: Any) -> None:
@@ -207,6 +255,17 @@ class ConsumerWatch(bootsteps.StartStopStep):  # type: ignore[misc]
             self._over.set()
 
     terminate = shutdown
+
+    def _look(self, consumer: Any, over: threading.Event) -> bool:
+        """End each run that has left its thread or greenlet without an end, as if its process had died."""
+        if over.wait(LOOK_AT_RUNS):
+            return False
+        for request, result in tuple(running.items()):
+            if result.f.done() if hasattr(result, "f") else result.dead:
+                holdings = tuple(vars(consumer.app).get(HOLDING, ()))
+                if any(holding.take_left(request, result) for holding in holdings):
+                    request.ojs_left(result)
+        return True
 
     def _watch(self, consumer: Any, over: threading.Event) -> bool:
         if over.wait(LOOK):

@@ -86,7 +86,10 @@ def explain_(
 
 
 def _explain(name: str, policy: Any, error: str, *, as_json: bool) -> None:
-    explained = explain(policy, plain(error))
+    try:
+        explained = explain(policy, plain(error))
+    except TypeError as not_ours:
+        raise ConfigurationError(f"task: {not_ours}") from None
     if as_json:
         show_json({"name": name, "error": error, **explained.to_json()})
     else:

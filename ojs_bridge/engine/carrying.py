@@ -221,24 +221,21 @@ class Carrying:
         onward = Onward(job, self._keeping.header(job), at, decision)
         message = outlet.message(onward)
         if message is not None:
-            parks = self._keeping.parks(at)
-            try:
-                self._put(begun, onward, message, outlet, parks=parks)
-            except outlet.unreachable as error:
-                if self._keeping.store is None:
-                    raise
-                self._put(begun, onward, message, outlet, parks=not parks)
-                logger.warning("job %s: %r; it is kept the other way", job, error)
+            parks, failed = self._keeping.parks(at), None
+            for in_store in (parks, not parks):
+                try:
+                    if in_store:
+                        self._keeping.park(begun, onward, outlet.framework, message.kept())
+                    else:
+                        outlet.publish(message, at)
+                    break
+                except outlet.unreachable as error:
+                    if failed is not None or self._keeping.store is None:
+                        raise
+                    failed = error
+            if failed is not None:
+                logger.warning("job %s: %r; it is kept the other way", job, failed)
         outlet.leave(Settlement(begun, job, decision, message))
-
-    def _put(
-        self, begun: Run | Refuse | Postpone, onward: Onward, message: M, outlet: Outlet[M], *, parks: bool
-    ) -> None:
-        """Write a message that goes on to the store, or publish it; raises TakenOver."""
-        if parks:
-            self._keeping.park(begun, onward, outlet.framework, message.kept())
-        else:
-            outlet.publish(message, onward.at)
 
     def impossible(self, job: Job, decision: Decision | None, error: BaseException) -> DeadLettered:
         """Return the decision for a job whose own message stands in the way of the decision before."""

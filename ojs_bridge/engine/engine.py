@@ -217,14 +217,13 @@ class Engine:
                 job = begun.job
                 # The attempt is reserved: no error may keep the job from its handler any more.
                 harmless(job, lambda: self.context.events.emit([events.started(job, self.now())]))
+            if isinstance(begun, Lost):
+                self.reservations.keep(begun)
         except BaseException:
-            # Not only a StoreError: memory may run out, or an interrupt may break in.
-            if reserve and self.reservations.heart:
+            # Not only a StoreError: memory may run out, or an interrupt break in. A lost attempt has begun.
+            if reserve and self.reservations.heart and not isinstance(begun, Lost):
                 self.reservations.heart.forgo(Reservation(admitted.job.key, admitted.job.fence))
             raise
-        if isinstance(begun, Lost):
-            # Not sooner: what the thread gives back when it is struck has begun before.
-            self.reservations.keep(begun)
         return begun
 
     def early(self, job: Job) -> Postpone | None:

@@ -30,8 +30,9 @@ from kombu.utils.functional import LRUCache
 
 from ..bridge import Bridge
 from ..celery import compat
-from ..celery.attach import FRAMEWORK, attach, is_bridged, is_prepared, settle_success, task_policy
+from ..celery.attach import FRAMEWORK, attach, is_bridged, is_prepared, task_policy
 from ..celery.outcomes import task_outcome
+from ..celery.worker import settle_success
 from ..engine.layers import TaskPolicy
 from ..engine.runs import Run
 from ..errors import ConfigurationError

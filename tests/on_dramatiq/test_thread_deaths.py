@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import linecache
-import sys
 import time
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import dramatiq
 import pytest
@@ -17,55 +13,14 @@ from ojs_bridge.dramatiq import consumer, watch
 from ojs_bridge.engine import heartbeat
 from tests.on_dramatiq.fleet import QUICK, Fleet
 from tests.servers import eventually
+from tests.strikes import Strike
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 #: Of the lines that a thread runs after its actor, every so-manieth is struck.
 STRIDE = 13
 #: The code in whose lines an exception strikes; those of a lock or of a client of a broker are not ours.
-#: Nor is a comparison of messages: in its queue Dramatiq before 2.2 loses a message by it.
 STRUCK = ("/ojs_bridge/", "/dramatiq/worker.py", "/dramatiq/broker.py")
-
-#: Lines at whose beginning CPython lets no exception in.
-UNTOUCHED = ("with ", "try:", "finally:", "return", "break", "continue", "pass")
-
-
-class Strike:
-    """Raises an exception at the nth line that a thread runs from now on; counts the lines."""
-
-    def __init__(self, nth: int, error: type[BaseException]) -> None:
-        self.lines, self._nth, self._error = 0, nth, error
-        self.at = ""
-
-    def __str__(self) -> str:
-        return self.at
-
-    def arm(self) -> None:
-        """Begin, in this thread and in the frames that it is in."""
-        frame: FrameType | None = sys._getframe()
-        while frame is not None:
-            if frame.f_code.co_name == "run" and frame.f_code.co_filename.endswith("/dramatiq/worker.py"):
-                break
-            frame = frame.f_back
-            if frame is not None:
-                frame.f_trace = self._trace
-        sys.settrace(self._trace)
-
-    def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
-        is_order = frame.f_code.co_name in ("__eq__", "__lt__")
-        if is_order or not any(part in frame.f_code.co_filename for part in STRUCK):
-            return None
-        if event == "line" and not linecache.getline(*_place(frame)).strip().startswith(UNTOUCHED):
-            self.lines += 1
-            if self.lines == self._nth:
-                sys.settrace(None)
-                self.at = f"{frame.f_code.co_name}:{frame.f_lineno}"
-                raise self._error(self.at)
-        return self._trace
-
-
-def _place(frame: FrameType) -> tuple[str, int]:
-    return frame.f_code.co_filename, frame.f_lineno
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +57,7 @@ def test_whatever_strikes_as_a_job_ends_the_job_goes_on(
 
     def ends(n: int, nth: int) -> None:
         if n == 1:
-            strikes[nth] = Strike(nth, error)
+            strikes[nth] = Strike(nth, error, STRUCK, "run")
             strikes[nth].arm()
             if raises:
                 raise OSError("down")

@@ -147,6 +147,9 @@ def test_the_command(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         "@app.task(name='plain', shared=False)\n"
         "def plain(): ...\n"
         "ojs_bridge.celery.install(app)\n"
+        "native = celery.Celery('native', set_as_current=False)\n"
+        "@native.task(name='alone', shared=False)\n"
+        "def alone(): ...\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     told = run("policy", "explain", "--app", "explained_shop:app", "--task", "crm", "--error", "a.b")
@@ -156,6 +159,9 @@ def test_the_command(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     told = run("policy", "explain", "--task", "plain", OJS_BRIDGE_APP="explained_shop:app")
     assert "which this task does not ask to retry" in told.out
+    told = run("policy", "explain", "--app", "explained_shop:native", "--task", "alone")
+    assert told.code == 2
+    assert "task: task alone is not under the bridge: Celery itself retries it" in told.err
     told = run("policy", "explain", "--app", "explained_shop:app", "--task", "other")
     assert told.code == 2
     assert "task: explained_shop:app has no 'other'; it has" in told.err
