@@ -76,7 +76,7 @@ STEPS_OF = {
     ],
 }
 #: The steps of Celery after a crash, and after a job has ended.
-AFTERWARDS = ["celery.run:TaskRun._resume", "celery.request:forget"]
+AFTERWARDS = ["celery.run:TaskRun._resume", "celery.holding:RequestHolding.forget"]
 
 
 class Faults:

@@ -25,7 +25,7 @@ from ..rules.job import Job
 from ..store import Reservation
 from . import compat
 from .attach import attach
-from .holding import HOLDING, Hold, await_stop, hold
+from .holding import HOLDING, Hold, await_stop, hold, running
 from .outcomes import count_in_chord, report_retry, requeues
 from .run import TaskRun
 from .sending import ACKNOWLEDGED
@@ -42,6 +42,8 @@ class OJSRequest(Request):  # type: ignore[misc]
     _ojs_held_at = 0.0
     _ojs_cancelled = False
     _ojs_began: datetime | None = None
+    #: Whether the pool of this process has told of the end of the run.
+    ojs_told = False
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
@@ -76,7 +78,7 @@ class OJSRequest(Request):  # type: ignore[misc]
         except Exception:
             logger.exception("job %s: the store keeps its last reservation for a day", known(self))
 
-    def ojs_end(self, running: dict[Any, Any], end: Any) -> None:
+    def ojs_end(self, end: Any) -> None:
         """Handle what a pool of this process tells of a run: a killed greenlet looks like a success."""
         if isinstance(end, tuple) and end[0] is False and not (self._ojs_cancelled or _is_over(self)):
             end = _info(WorkerLostError("its greenlet was killed"))
@@ -84,13 +86,14 @@ class OJSRequest(Request):  # type: ignore[misc]
             self.on_failure(end)
         else:
             self.on_success(end)
+        self.ojs_told = True
         running.pop(self, None)
 
     def ojs_left(self, result: Any) -> None:
         """End a run that its thread or greenlet has left without an end, as if its process had died."""
         self.acknowledged = self.message.acknowledged
         is_ended = self.acknowledged and self not in compat.active_requests(state)
-        if not (is_ended or self._ojs_cancelled or _is_over(self)):
+        if not (self.ojs_told or is_ended or self._ojs_cancelled or _is_over(self)):
             error = result.f.exception() if hasattr(result, "f") else result.exception
             logger.error("job %s: its run has broken off: %r", known(self), error)
             self._ojs_settled = False

@@ -109,9 +109,12 @@ def watch_runs(pool: Any) -> None:
 
     def on_apply(*args: Any, callback: Any = None, **options: Any) -> Any:
         request: Any = getattr(callback, "__self__", None)
-        end = getattr(request, "ojs_end", None)
-        result = apply(*args, callback=functools.partial(end, running) if end else callback, **options)
-        if end and result is not None:
+        if not hasattr(request, "ojs_told"):
+            return apply(*args, callback=callback, **options)
+        request.ojs_told = False
+        result = apply(*args, callback=request.ojs_end, **options)
+        # A job that does little may have ended by now, and then nobody takes it out.
+        if result is not None and not request.ojs_told:
             running[request] = result
         return result
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -36,6 +37,7 @@ def shown(fleet: Fleet, job: AsyncResult, runs: int, state: str) -> str:
     return state if late else str(job.state)
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="a worker is struck at the newest versions alone")
 @pytest.mark.requirement("RET-01")
 @pytest.mark.parametrize(
     ("broker", "pool", "error", "stride"),
