@@ -354,8 +354,6 @@ class Delivery:
         #: The decision on a run that has ended, if it could not be carried out yet.
         self.unsettled: Any = properties.pop(OUTCOME, None)
         self.headers: Mapping[str, Any] = (request.headers or {}) if self.carried is None else self.carried[3]
-        if HEADER in (request.headers or ()):  # Its task may pass its headers on to other jobs.
-            request.headers = {k: v for k, v in request.headers.items() if k != HEADER} or None
         #: The mark by which two messages of the job's first run differ; "" if the broker gives none.
         self.publication = "" if self.carried is None else self.carried[4]
         self.parts = self.headers, request.args, request.kwargs

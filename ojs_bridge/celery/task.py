@@ -362,11 +362,14 @@ def _user_call(cls: Any) -> Any:
 
 def _body(task: Any, *, natively: bool) -> Any:
     """Return the user's code: `__call__` of the user's own base class, or `run`."""
-    call = _user_call(task.__class__)
-    if call is not None:
-        if not natively:
+    call, request = _user_call(task.__class__), task.request
+    if not natively and request.headers and HEADER in request.headers:
+        # Its task may pass its headers on to other jobs.
+        request.headers = {k: v for k, v in request.headers.items() if k != HEADER} or None
+        if call is not None:
             # Celery makes a request of its own for it, and gathers the headers anew.
-            vars(task.request).pop(HEADER, None)
+            vars(request).pop(HEADER, None)
+    if call is not None:
         return call.__get__(task)
     # `install` has put the automatic retries of a task aside.
     return vars(task).get(AUTORETRYING, task.run) if natively else task.run
