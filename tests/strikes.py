@@ -20,7 +20,8 @@ def _greenlet() -> object:
 class Strike:
     """Raises an exception at the nth line that its thread runs from now on; counts the lines.
 
-    Only the lines of the files count whose paths have one of the `parts`.
+    Only the lines of the files count whose paths have one of the `parts`. It is over when the outermost
+    function returns: the thread's next job is not struck.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class Strike:
     ) -> None:
         self.lines, self._nth, self._error, self._parts = 0, nth, error, parts
         self._outermost, self._greenlet = outermost, _greenlet()
+        self._last: FrameType | None = None
         self.at = ""
 
     def __str__(self) -> str:
@@ -40,10 +42,14 @@ class Strike:
             frame = frame.f_back
             if frame is not None:
                 frame.f_trace = self._trace
+        self._last = frame
         sys.settrace(self._trace)
 
     def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
         code = frame.f_code
+        if event == "return" and frame is self._last:
+            sys.settrace(None)
+            return None
         # A comparison of messages is none of ours: in its queue Dramatiq before 2.2 loses a message by it.
         if code.co_name in ("__eq__", "__lt__") or not any(part in code.co_filename for part in self._parts):
             return None

@@ -42,6 +42,7 @@ class OJSRequest(Request):  # type: ignore[misc]
     _ojs_held_at = 0.0
     _ojs_cancelled = False
     _ojs_began: datetime | None = None
+    acknowledged: bool
     #: Whether the pool of this process has told of the end of the run.
     ojs_told = False
 
@@ -91,9 +92,12 @@ class OJSRequest(Request):  # type: ignore[misc]
 
     def ojs_left(self, result: Any) -> None:
         """End a run that its thread or greenlet has left without an end, as if its process had died."""
-        self.acknowledged = self.message.acknowledged
-        is_ended = self.acknowledged and self not in compat.active_requests(state)
+        is_acknowledged = self.acknowledged or self.message.acknowledged
+        is_ended = is_acknowledged and self not in compat.active_requests(state)
         if not (self.ojs_told or is_ended or self._ojs_cancelled or _is_over(self)):
+            self.acknowledged = is_acknowledged
+            for settle in ("ack", "reject"):
+                setattr(self.message, settle, partial(_once, self.message, getattr(self.message, settle)))
             error = result.f.exception() if hasattr(result, "f") else result.exception
             logger.error("job %s: its run has broken off: %r", known(self), error)
             self._ojs_settled = False
@@ -242,6 +246,15 @@ class OJSRequest(Request):  # type: ignore[misc]
                 stack.pop()
         except Exception as error:  # noqa: BLE001 - it goes to the log
             log_error(error, "job %s was sent on; what reports its retry failed", known(self))
+
+
+def _once(message: Any, settle: Callable[..., None], **options: Any) -> None:
+    """Acknowledge or reject a message, unless that is done: a second time would end Celery's main thread.
+
+    The acknowledgement of a run that broke off may still be on its way to that thread.
+    """
+    if not message.acknowledged:
+        settle(**options)
 
 
 def _is_over(request: Any) -> bool:

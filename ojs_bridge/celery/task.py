@@ -66,7 +66,7 @@ _REQUEUEING = "reject_on_worker_lost"
 
 # Without it, Celery would take such an attribute of a request for a header, and send it along.
 setattr(Context, RUNNING, None)
-Context.ojs_held = None
+Context.ojs_held = Context.ojs_ended = None
 
 
 class RequestClass:

@@ -1,4 +1,4 @@
-"""A worker: it is checked as it starts, and one that silently takes no more messages is ended.
+"""A worker: it is checked as it starts, its runs are watched, and it is ended if it takes no more messages.
 
 After some reconnects Celery's consumer never reads messages again (celery#8030, #8091, #8384, #10302): the
 process lives, and its queues fill. A thread beside the consumer notices that.
@@ -209,7 +209,7 @@ def _check_visibility(app: Celery, bridge: Bridge) -> None:
 
 
 class ConsumerWatch(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Looks, from its own thread, whether a free worker takes the messages of its queues."""
+    """Looks, from its own threads, whether a free worker takes messages, and whether runs have broken off."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 

@@ -34,8 +34,6 @@ ERRORS = {"MemoryError": MemoryError, "GreenletExit": greenlet_exit}
 
 
 def on_accepted(self: Request, *args: Any) -> None:
-    # The thread's last job may have ended before its strike.
-    sys.settrace(None)
     headers = self.request_dict
     if "strike" in headers and self.id not in strikes:
         nth, error = headers["strike"]

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import re
-import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery.result import AsyncResult
+from celery.worker.request import create_request_cls
+from kombu.utils.imports import symbol_by_name
 
+from ojs_bridge.celery import install
 from tests.contract.steps import KEEP, Step, raises
+from tests.on_celery.by_hand import by_hand
 from tests.on_celery.fleet import Fleet
 from tests.on_celery.test_pools import held_by
 from tests.servers import eventually
@@ -20,6 +27,8 @@ from tests.servers import eventually
 STRIDE = 13
 #: On RabbitMQ a green pool runs ten jobs a second.
 WIDE = 39
+#: So many lines before and after the acknowledgement are all struck.
+LAST = 8
 NEVER = 1_000_000
 #: A backoff that fails, and so one that is struck, waits for the longest time.
 POLICY = {**KEEP, "max_interval": "PT1S"}
@@ -37,7 +46,6 @@ def shown(fleet: Fleet, job: AsyncResult, runs: int, state: str) -> str:
     return state if late else str(job.state)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="a worker is struck at the newest versions alone")
 @pytest.mark.requirement("RET-01")
 @pytest.mark.parametrize(
     ("broker", "pool", "error", "stride"),
@@ -68,7 +76,7 @@ def test_a_job_goes_on_whose_thread_is_struck_beside_its_task(
         assert lines > 10 * stride
         jobs = {
             nth: fleet.send("act", *steps, ojs_retry=POLICY, headers={"strike": [nth, error]})
-            for nth in range(1, lines, stride)
+            for nth in sorted({*range(1, lines, stride), *range(lines - LAST, lines + LAST)})
         }
         wrong: dict[str, str] = {}
 
@@ -85,3 +93,32 @@ def test_a_job_goes_on_whose_thread_is_struck_beside_its_task(
     eventually(lambda: held_by(fleet) == [], seconds=60, what="a worker that holds nothing")
     log = fleet.worker.log
     assert "already acknowledged" not in log and "PRECONDITION" not in log
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_a_run_that_breaks_off_at_its_acknowledgement_is_acknowledged_once(
+    unique: str, is_noted: bool
+) -> None:
+    """Celery's main thread acknowledges some time later, and a second time would end the worker."""
+    hand, owed = by_hand(install, unique), list[Callable[[], None]]()
+    hand.send("plain", "ok")
+    message, task = hand.take(), hand.app.tasks["plain"]
+    acknowledge, reject = message.ack_log_error, message.reject_log_error
+    kind = create_request_cls(symbol_by_name(task.Request), task, hand.pool, "here", None)
+    request = kind(
+        message,
+        on_ack=lambda *options: owed.append(partial(acknowledge, *options)),
+        on_reject=lambda *options: owed.append(partial(reject, *options)),
+        app=hand.app,
+        task=task,
+    )
+    request.on_accepted(1, time.monotonic())
+    request.acknowledge()
+    request.acknowledged = is_noted
+    future = Future[None]()
+    future.set_exception(MemoryError("here"))
+    request.ojs_left(SimpleNamespace(f=future))
+    assert len(owed) == 2 - is_noted
+    for settle in owed:
+        settle()
+    assert message.acknowledged
