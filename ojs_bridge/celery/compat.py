@@ -122,6 +122,7 @@ chord_zset = minor(
 
 # Requests and the worker's main process
 receivers = minor("receivers", "celery.utils.dispatch.signal:Signal", "settle a success before others hear")
+future = minor("f", "celery.concurrency.thread:ApplyResult", "find a run that has broken off in a thread")
 context = vital("_context", _REQUEST, "judge a job in the main process whose child died")
 already_cancelled = vital("_already_cancelled", _REQUEST, "tell a cancelled job from a crash")
 already_revoked = vital("_already_revoked", _REQUEST, "tell a revoked job from a crash")

@@ -90,15 +90,17 @@ class OJSRequest(Request):  # type: ignore[misc]
         self.ojs_told = True
         running.pop(self, None)
 
-    def ojs_left(self, result: Any) -> None:
-        """End a run that its thread or greenlet has left without an end, as if its process had died."""
+    def ojs_left(self, error: BaseException | None) -> None:
+        """End a run that its thread or greenlet has left without an end, as if its process had died.
+
+        `error` is what the pool has of that.
+        """
         is_acknowledged = self.acknowledged or self.message.acknowledged
         is_ended = is_acknowledged and self not in compat.active_requests(state)
         if not (self.ojs_told or is_ended or self._ojs_cancelled or _is_over(self)):
             self.acknowledged = is_acknowledged
             for settle in ("ack", "reject"):
                 setattr(self.message, settle, partial(_once, self.message, getattr(self.message, settle)))
-            error = result.f.exception() if hasattr(result, "f") else result.exception
             logger.error("job %s: its run has broken off: %r", known(self), error)
             self._ojs_settled = False
             self.on_failure(_info(WorkerLostError(f"its thread has left it: {error!r}")))

@@ -264,10 +264,11 @@ class ConsumerWatch(bootsteps.StartStopStep):  # type: ignore[misc]
         if over.wait(LOOK_AT_RUNS):
             return False
         for request, result in tuple(running.items()):
-            if result.f.done() if hasattr(result, "f") else result.dead:
+            future = compat.future(result, None)
+            if result.dead if future is None else future.done():
                 holdings = tuple(vars(consumer.app).get(HOLDING, ()))
                 if any(holding.take_left(request, result) for holding in holdings):
-                    request.ojs_left(result)
+                    request.ojs_left(result.exception if future is None else future.exception())
         return True
 
     def _watch(self, consumer: Any, over: threading.Event) -> bool:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,9 +113,7 @@ def test_a_run_that_breaks_off_at_its_acknowledgement_is_acknowledged_once(
     request.on_accepted(1, time.monotonic())
     request.acknowledge()
     request.acknowledged = is_noted
-    future = Future[None]()
-    future.set_exception(MemoryError("here"))
-    request.ojs_left(SimpleNamespace(f=future))
+    request.ojs_left(MemoryError("here"))
     assert len(owed) == 2 - is_noted
     for settle in owed:
         settle()
