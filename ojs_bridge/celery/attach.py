@@ -64,6 +64,8 @@ _EVERY_NAME = Policies(None)
 NATIVE = "celery.app.task"
 #: Where a task keeps its `run` with Celery's automatic retries around it, when it runs without them.
 AUTORETRYING = "_ojs_autoretrying"
+#: Where a task keeps its own `acks_late`, when a policy has another for its jobs under the bridge.
+ACKS_NATIVELY = "_ojs_acks_natively"
 #: The shortest and the longest interval, in seconds: a policy has none of zero, and a calendar ends.
 _SHORTEST = 0.001
 LONGEST = 100 * 365 * 86_400

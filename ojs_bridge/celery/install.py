@@ -25,6 +25,7 @@ from ..rules.failures import ErrorMap, Errors
 from ..rules.policy import PartialPolicy, RetryPolicy, check_errors, check_partial
 from . import compat
 from .attach import (
+    ACKS_NATIVELY,
     ADOPT,
     AFRESH,
     AUTORETRYING,
@@ -74,10 +75,10 @@ def install(
     """Put a whole app, or the tasks that `policies` names, under the bridge without touching their code.
 
     `policies` maps task name patterns to partial policies, or is the path of a TOML or JSON file of them; an
-    entry's `acks_late` becomes that of its tasks. Tasks that no pattern names stay as they are. Without it
-    the configured ones count (OJS_BRIDGE_POLICIES); without those every task of the app is under the bridge.
-    `canary` is the percentage of their jobs that is, or maps task name patterns to percentages
-    (OJS_BRIDGE_CANARY); Celery itself runs the others, but for those that bring a policy of their own.
+    entry's `acks_late` is that of its tasks' jobs under the bridge. Tasks that no pattern names stay as they
+    are. Without it the configured ones count (OJS_BRIDGE_POLICIES); without those every task of the app is
+    under the bridge. `canary` is the percentage of their jobs that is, or maps task name patterns to
+    percentages (OJS_BRIDGE_CANARY); Celery itself runs the others, but for those that bring their own policy.
     `in_flight` is about jobs that were retried natively more often than their policy allows: `"counted"`,
     they end at their next failure, or `"afresh"`, they begin at attempt 1. Returns the bridge. Raises
     InvalidRetryPolicy, and ConfigurationError for an app that already has another bridge, for what is not a
@@ -147,6 +148,7 @@ def _adopt(task: Task, app: Celery) -> None:
         logger.warning("task %s stays native: %s", task.name, why)
         return
     if installed and installed.acks_late is not None:
+        setattr(task, ACKS_NATIVELY, task.acks_late)
         task.acks_late = installed.acks_late
     if compat.orig_run.name in vars(task):
         setattr(task, AUTORETRYING, task.run)
@@ -184,6 +186,8 @@ def leave_native(task: Task) -> None:
     task.__class__ = type(task).ojs_taken_from
     if AUTORETRYING in vars(task):
         task.run = vars(task).pop(AUTORETRYING)
+    if ACKS_NATIVELY in vars(task):
+        task.acks_late = vars(task).pop(ACKS_NATIVELY)
 
 
 def why_native(task: Task) -> str:

@@ -24,6 +24,7 @@ from ..rules.failures import Errors
 from ..rules.policy import PartialPolicy
 from . import compat
 from .attach import (
+    ACKS_NATIVELY,
     AUTORETRYING,
     LATER,
     NATIVE,
@@ -226,6 +227,8 @@ class NativeTask(Proxy):  # type: ignore[misc]
     def __getattr__(self, name: str) -> Any:
         task = compat.get_current_object(self)()
         own = vars(task)
+        if name == "acks_late" and ACKS_NATIVELY in own:
+            return own[ACKS_NATIVELY]
         return own[name] if name in own else getattr(super(Bridged, task), name)
 
 

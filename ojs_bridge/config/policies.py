@@ -71,7 +71,7 @@ class EntryFields(PolicyFields, total=False):
 PolicyEntry: TypeAlias = "EntryFields | RetryPolicy"
 """An entry of `policies`: a partial policy, which may have a `retry_on` among its fields.
 
-For Celery it may also have `acks_late`, which becomes the option of the tasks.
+For Celery it may also have `acks_late`, the option of the tasks for their jobs under the bridge.
 """
 
 #: The `policies` of an `install`: partial policies by name pattern, or the path of a file of them.

@@ -179,7 +179,8 @@ def plain(app: Celery) -> None:
 
 def outside(app: Celery) -> None:
     """Install a bridge that has none of the jobs."""
-    install(app, Bridge(retry={"max_attempts": 9, "initial_interval": "PT0.001S"}), canary=0)
+    bridge = Bridge(retry={"max_attempts": 9, "initial_interval": "PT0.001S"})
+    install(app, bridge, policies={"*": {}, "early": {"acks_late": True}}, canary=0)
 
 
 def by_hand(installing: Any, unique: str) -> ByHand:

@@ -34,6 +34,7 @@ SCENARIOS: dict[str, tuple[str, list[Step], dict[str, Any]]] = {
     "Reject": ("plain", [raises(Reject, "no", requeue=False)], {}),
     "Reject, requeued": ("plain", [raises(Reject, "later", requeue=True), "ok"], {}),
     "acknowledged early": ("early", [raises(OSError)], {}),
+    "acknowledged early, and a killed child": ("early", ["ok"], {"headers": {"dies": "killed"}}),
     "calls itself, and retries": ("plain", [calls_itself(retries(countdown=1)), "ok"], {}),
     "called": ("called", [retries(), calls_itself("nested")], {}),
     "handled": ("handled", [retries(countdown=1), raises(OSError)], {}),

@@ -41,7 +41,7 @@ JOBS: list[tuple[list[Step], str, int]] = [
 def shown(fleet: Fleet, job: AsyncResult, runs: int, state: str) -> str:
     """The state of a job now. Celery may store that of a retry when the run after it has ended.
 
-    A strike at Celery's own line that calls the task is a failure for it, until the bridge has judged the run.
+    A strike at Celery's own line that calls the task is a failure for it, until the run has been judged.
     """
     now = str(job.backend.get_state(job.id))
     late = now == "RETRY" and len(fleet.runs(job)) >= runs
