@@ -89,7 +89,8 @@ def shop(
         pages = pages.replace(shown, url)
     texts = {snippet["name"]: snippet["code"] for snippet in SNIPPET.finditer(pages)}
     for diff in DIFF.finditer(pages):
-        after = "".join(line[1:] for line in diff["lines"].splitlines(keepends=True))
+        lines = diff["lines"].splitlines(keepends=True)
+        after = "".join(line[1:] for line in lines if not line.startswith("-"))
         texts[diff["name"]] = after
     for name, text in texts.items():
         (tmp_path / name).write_text(text + HAS.get(name, "").replace("QUEUE", unique))
