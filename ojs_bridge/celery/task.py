@@ -279,7 +279,7 @@ class ReplacedMethods(Task):  # type: ignore[misc]
 
 
 class OJSTask(Bridged, ReplacedMethods):
-    """A Celery task under the bridge; `acks_late` unless the task says otherwise.
+    """The class of `@ojs_task`'s tasks: under the bridge, and `acks_late` unless the task says otherwise.
 
     Class attributes or task options: `ojs_retry`, a partial policy, `ojs_retry_on`, the failures that are
     retried, and `ojs_errors`, an error map.

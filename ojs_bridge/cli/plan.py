@@ -84,8 +84,8 @@ class Answer:
         bool,
         Option(
             "--protect",
-            help="Plan Celery's tasks so that no job is lost when its worker is killed: with acks_late, and "
-            "with attempts left.",
+            help="Plan Celery's tasks with acks_late, and with attempts left: a killed worker's job is not "
+            "lost. A task that is not known is left out.",
         ),
     ] = False
     verify: Annotated[
