@@ -50,18 +50,19 @@ STEPS_OF = {
         "celery.request:carried",
         "celery.receiving:_check",
         "celery.task:_body",
-        "celery.outcomes:Delivery.__init__",
-        "celery.outcomes:attach",
+        "celery.delivery:Delivery.__init__",
+        "celery.delivery:attach",
         "celery.run:task_policy",
-        "celery.run:TaskRun._read",
-        "celery.run:read",
+        "celery.delivery:Delivery.read",
+        "celery.wire:read",
         "celery.wire:decoded",
         "celery.wire:queue_of",
         "celery.wire:time_in",
     ],
     "dramatiq": [
         *_SHARED,
-        "dramatiq.run:ActorRun.begin",
+        "dramatiq.run:ActorRun.enter",
+        "dramatiq.run:ActorRun._begin",
         "dramatiq.run:ActorRun.__init__",
         "dramatiq.actors:Actors.of_message",
         "dramatiq.run:ActorRun._begun",
@@ -76,7 +77,7 @@ STEPS_OF = {
     ],
 }
 #: The steps of Celery after a crash, and after a job has ended.
-AFTERWARDS = ["celery.run:TaskRun._resume", "celery.holding:RequestHolding.forget"]
+AFTERWARDS = ["celery.delivery:Delivery.resume", "celery.holding:RequestHolding.forget"]
 
 
 class Faults:

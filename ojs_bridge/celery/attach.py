@@ -30,7 +30,7 @@ from ..rules.failures import TIMEOUT, WORKER_DEATH, Mapped
 from ..rules.job import Job, count_of, decoded, format_time
 from ..rules.policy import LARGEST, AnyPartial, check_errors
 from . import compat, dead_queues
-from .publishing import CeleryPublisher
+from .sending import CeleryPublisher
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -83,7 +83,7 @@ def attach(app: Celery, bridge: Bridge | None = None) -> Bridge:
     prepare(app)
     bridge = app.__dict__.setdefault(BRIDGE, bridge or Bridge())
     queues = dead_queues.CeleryDeadQueues(app, bridge, lambda task: task_policy(app, task))
-    bridge.engine.register(FRAMEWORK, CeleryPublisher(app, bridge), queues)
+    bridge.engine.register(FRAMEWORK, CeleryPublisher(app, bridge, dead_queues.oldest_in), queues)
     return bridge
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -29,7 +29,7 @@ logger = logging.getLogger("ojs_bridge")
 
 FRAMEWORK = "celery"
 
-NOT_FOUND, _LOCKED = 404, 405
+_LOCKED = 405
 
 
 class CeleryDeadQueues:
@@ -44,7 +44,7 @@ class CeleryDeadQueues:
         """Return at most `most` letters; on RabbitMQ the oldest of each queue, on Redis the newest."""
         all_letters: list[Letter] = []
         with self._reaching() as places:
-            for queue in sorted(queues_of(self._app)):
+            for queue in sorted(sending.queues_of(self._app)):
                 held = places.read(sending.dead_name(queue), most - len(all_letters))
                 letters = (self._letter(message, queue) for message in held)
                 all_letters += [letter for letter in letters if letter is not None]
@@ -112,27 +112,6 @@ class CeleryDeadQueues:
             expires=time_in(self._app, headers.get("expires")),
             chain=chain_of(headers),
         )
-
-
-def queues_of(app: Celery) -> set[str]:
-    """Return the names of the queues that an app consumes, routes to or has sent to."""
-    named = {
-        *app.amqp.queues,
-        app.conf.task_default_queue,
-        *_routed(compat.router_routes(app.amqp.router, ())),
-    }
-    return {
-        str(name) for name in (*named, *(getattr(task, "queue", None) for task in app.tasks.values())) if name
-    }
-
-
-def _routed(routes: Iterable[Any]) -> Iterator[str]:
-    """Yield the queues that `task_routes` names; a route that is a function names none."""
-    for router in routes:
-        patterns = getattr(router, "patterns", {})
-        for route in (*getattr(router, "map", {}).values(), *patterns.values()):
-            queue = route.get("queue") if isinstance(route, Mapping) else route
-            yield str(getattr(queue, "name", queue) or "")
 
 
 class DeadPlaces(Protocol):
@@ -252,7 +231,7 @@ def _looking(connection: Connection, name: str) -> Iterator[Iterator[Any]]:
                 convert = getattr(channel, "message_to_python", None)
                 yield convert(message) if convert else message
         except connection.channel_errors as error:
-            if getattr(error, "reply_code", None) != NOT_FOUND:
+            if getattr(error, "reply_code", None) != sending.NOT_FOUND:
                 raise
 
     try:

@@ -14,27 +14,24 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Container
-from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from celery import Celery, bootsteps
 from celery.apps.worker import Worker
-from celery.exceptions import Reject
 from celery.worker import state
 
 from ..engine.storage_retry import Outage
 from ..engine.threads import keep_going
 from ..errors import StoreError
-from ..rules.decision import Decision
 from ..rules.failures import HandlerFailed, safe_repr
 from ..store import Reservation
 from . import compat, stops
 from .attach import attach
-from .outcomes import shown_exception, undisturbed
+from .ends import End, Hold, Kept, Over, Unsettled, shown_exception
 from .sending import visibility_timeout
-from .wire import Wire, known
+from .wire import known
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -50,85 +47,19 @@ HOLDING = "_ojs_holding"
 running: dict[Any, Any] = {}
 
 
-class Unsettled(NamedTuple):
-    """A decision that could not be carried out; `process` is the number of the process that made it.
-
-    `wire` is the message of its retry. A success has a `result`.
-    """
-
-    process: int
-    decision: Decision
-    shown: Exception
-    wire: Wire | None = None
-    result: Any = None
-
-
-class Hold(Reject):  # type: ignore[misc]
-    """Raised where a task runs: the worker is to hold the delivery, and to hand it to its pool again.
-
-    Without the bridge's request, and in a worker that stops, it is a Reject like any other: the message goes
-    back to its queue. `outcome` is the decision on a run that has ended, to be carried out later.
-    """
-
-    def __init__(
-        self,
-        reason: str,
-        requeue: bool = True,
-        *,
-        needs_store: bool = False,
-        outcome: Unsettled | None = None,
-    ) -> None:
-        super().__init__(reason, requeue)
-        self.needs_store = needs_store
-        self.outcome = outcome
-
-    def __str__(self) -> str:
-        return str(self.reason)
-
-
-def until_begun(error: BaseException, outcome: Unsettled | None = None) -> Hold:
-    """Return the exception that has the worker hold a delivery until its job can begin, or its run end."""
+def until_begun(error: BaseException, outcome: Unsettled | None = None) -> Kept:
+    """Return the end of a delivery that the worker keeps until its job can begin, or its run end."""
     is_store = isinstance(error, StoreError)
-    return Hold(str(error) if is_store else safe_repr(error), needs_store=is_store, outcome=outcome)
+    return Kept(str(error) if is_store else safe_repr(error), needs_store=is_store, outcome=outcome)
 
 
-def held(
-    request: Any, error: BaseException, outcome: Unsettled | None = None, *, returnable: bool
-) -> Exception:
-    """Return the exception that has the worker hold a delivery without another place, if it still can."""
+def kept(request: Any, error: BaseException, outcome: Unsettled | None = None, *, returnable: bool) -> End:
+    """Return the end of a delivery without another place: the worker keeps it, if the broker still has it."""
     if returnable:
         return until_begun(error, outcome)
     why = safe_repr(error)
     logger.critical("job %s is lost, being acknowledged before it ran: %s", known(request), why)
-    return shown_exception(error)
-
-
-def run_within(
-    enter: Callable[[], AbstractContextManager[Any]],
-    run: Callable[[Callable[..., Any], Any, Any], Any],
-    body: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
-) -> Any:
-    """Run the user's code within the instruments; an interrupt that strikes in one is the job's."""
-    try:
-        running = enter()
-        running.__enter__()
-    except BaseException as struck:  # noqa: BLE001 - it is raised again in the place of the user's code
-        error = struck
-
-        def raise_it() -> None:
-            raise error
-
-        return run(raise_it, (), {})
-
-    def leave(*error: Any) -> None:
-        with undisturbed():
-            running.__exit__(*error)
-
-    with ExitStack() as stack:
-        stack.push(leave)
-        return run(body, args, kwargs)
+    return Over(shown_exception(error))
 
 
 class _Unsaid(logging.Filter):
@@ -234,7 +165,7 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
                 del running[request]
         return is_left
 
-    def hold(self, request: Any, why: Hold, again: Callable[[], object] | None = None) -> bool:
+    def hold(self, request: Any, why: Kept, again: Callable[[], object] | None = None) -> bool:
         """Keep a request, and later call `again` or hand it to the pool; False if it cannot be kept."""
         with self._lock:
             if not (self._has(request) and self._tries_again(why)):
@@ -266,7 +197,7 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
         if judge is not None:
             (give_back if stops.is_stopping() else judge)()
 
-    def _tries_again(self, why: Hold) -> bool:
+    def _tries_again(self, why: Kept) -> bool:
         """Let a thread try what waits; False if none can be started, for want of memory or of threads."""
         if self._thread is None:
             try:
@@ -286,10 +217,10 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
         if kept:
             compat.on_task_request(self._consumer)(request)
 
-    def _round(self, why: Hold) -> bool:
+    def _round(self, why: Kept) -> bool:
         if self._is_over():
             return False
-        self._outage.wait(why, lambda: False)
+        self._outage.wait(Hold(why), lambda: False)
         self._try_again()
         return True
 
@@ -333,7 +264,7 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
                     self._waiting[held.request] = held
 
 
-def hold(app: Celery, request: Any, why: Hold, again: Callable[[], object] | None = None) -> bool:
+def hold(app: Celery, request: Any, why: Kept, again: Callable[[], object] | None = None) -> bool:
     """Let an app's worker keep a request; False if the worker stops, or the broker has the message back."""
     return any(holding.hold(request, why, again) for holding in tuple(vars(app).get(HOLDING, ())))
 

@@ -26,7 +26,7 @@ from ..rules.job import MAX_DEPTH, Job, count_of, decoded
 from . import compat, sending
 from . import wire as wires
 from .attach import FRAMEWORK, attach
-from .outcomes import GREEN
+from .stops import GREEN
 
 logger = logging.getLogger("ojs_bridge")
 

@@ -7,29 +7,42 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
-from celery.exceptions import Ignore, Reject, Retry
 from celery.worker import state
 from celery.worker.request import Request
 
 from ..engine.events import log_error
+from ..engine.runs import Postpone, Run
 from ..engine.storage_retry import at_once
 from ..errors import StoreError
 from ..messages import HEADER
+from ..rules.decision import Discarded
+from ..rules.failures import outcome_of
 from ..rules.job import Job
 from ..store import Reservation
 from . import compat
 from .attach import attach
-from .holding import HOLDING, Hold, await_stop, hold, running
-from .outcomes import count_in_chord, report_retry, requeues
-from .run import TaskRun
-from .sending import ACKNOWLEDGED
-from .stops import is_cold, may_be_of_a_stop
+from .delivery import Delivery
+from .ends import (
+    ACKNOWLEDGED,
+    Again,
+    Done,
+    End,
+    GivenBack,
+    Hold,
+    Kept,
+    Over,
+    count_in_chord,
+    report_retry,
+    telling,
+)
+from .holding import HOLDING, await_stop, hold, running
+from .stops import is_cold, may_be_of_a_stop, requeues
 from .wire import KEY, OUTCOME, carried, chain_of, known
 
 logger = logging.getLogger("ojs_bridge")
@@ -110,10 +123,10 @@ class OJSRequest(Request):  # type: ignore[misc]
         raised = exc_info.exception
         if isinstance(raised, ExceptionWithTraceback):
             raised = raised.exc
-        if isinstance(raised, Hold) and self._ojs_hold(raised):
+        if isinstance(raised, Hold) and self._ojs_hold(raised.kept):
             return None
         if ACKNOWLEDGED in vars(raised):
-            self._ojs_leave(raised)
+            self._ojs_leave(vars(raised)[ACKNOWLEDGED])
         if not return_ok and is_cold() and compat.already_cancelled(self):
             # The process may have died before it gave its attempt back.
             self._ojs_release()
@@ -150,25 +163,26 @@ class OJSRequest(Request):  # type: ignore[misc]
         return time.monotonic() - self._ojs_held_at if self._ojs_held_at else 0.0
 
     def ojs_send_on(self) -> bool:
-        """Publish the message anew, and acknowledge it; False if it cannot be published."""
-        run = self._ojs_run()
+        """Publish the message of a job that waits anew, and acknowledge it; False if that cannot be."""
+        delivery = self._ojs_delivery()
+        (job, _), at = delivery.read(), delivery.engine.now() + timedelta(seconds=1)
         with at_once():
-            sent = isinstance(run.send_on(), Ignore)
+            sent = isinstance(job, Job) and isinstance(delivery.postpone(Postpone(job.waiting(at), at)), Done)
         if sent:
             compat.task_ready(state)(self)
             self.acknowledge()
         return sent
 
-    def _ojs_hold(self, why: Hold, again: Callable[[], object] | None = None) -> bool:
+    def _ojs_hold(self, kept: Kept, again: Callable[[], object] | None = None) -> bool:
         """Let the worker keep the message; False if it cannot."""
         self._ojs_held_at = self._ojs_held_at or time.monotonic()
-        if why.outcome is not None:
-            self.request_dict["properties"] = {**self.request_dict["properties"], OUTCOME: why.outcome}
-        return hold(self.app, self, why, again)
+        if kept.outcome is not None:
+            self.request_dict["properties"] = {**self.request_dict["properties"], OUTCOME: kept.outcome}
+        return hold(self.app, self, kept, again)
 
-    def _ojs_run(self) -> TaskRun:
-        # A run takes the message out of its context, and another run may follow.
-        return TaskRun(self.task, copy(compat.context(self)))
+    def _ojs_delivery(self) -> Delivery:
+        # It takes the message out of its context, and another run may follow.
+        return Delivery(self.task, copy(compat.context(self)))
 
     def _ojs_succeeded(self, crash: Exception) -> bool:
         """Return whether the task had succeeded before its process died (Celery 5.7 and newer)."""
@@ -180,9 +194,12 @@ class OJSRequest(Request):  # type: ignore[misc]
         return bool(stored)
 
     def _ojs_release(self) -> None:
-        run = self._ojs_run()
+        """Release the reservation of a run whose process ended with its worker."""
+        delivery = self._ojs_delivery()
         with at_once(), suppress(StoreError):
-            run.give_back(self.worker_pid)
+            begun = delivery.resume(self.worker_pid)
+            if isinstance(begun, Run):
+                delivery.engine.settling.release(begun)
 
     def _ojs_give_back(self) -> None:
         """Give the message back, its attempt unused: the worker's shutdown ended the process."""
@@ -201,40 +218,38 @@ class OJSRequest(Request):  # type: ignore[misc]
         if self.time_start:
             self._ojs_began = datetime.fromtimestamp(self.time_start, timezone.utc)
         try:
-            run = self._ojs_run()
             # The worker's main process must not wait.
             with at_once():
-                signal = run.crashed(exc, process, self._ojs_began)
+                end = crashed(self._ojs_delivery(), exc, process, self._ojs_began)
         except StoreError as error:
-            signal = Hold(repr(error))
+            end = Kept(repr(error))
         except Exception as error:
             logger.exception("job %s: its crash cannot be judged", known(self))
-            signal = Hold(repr(error))
-        if isinstance(signal, Hold):
-            again = partial(self._ojs_end, exc, exc_info, process, natively)
-            if self._ojs_hold(Hold(signal.reason), again):
-                return
+            end = Kept(repr(error))
+        again = partial(self._ojs_end, exc, exc_info, process, natively)
+        if isinstance(end, Kept) and self._ojs_hold(Kept(end.why), again):
+            return
         compat.task_ready(state)(self)
-        if isinstance(signal, Ignore):
-            self.acknowledge()
-        elif isinstance(signal, Reject):
-            # Another worker has the job, or this worker cannot hold the message.
-            self.reject(requeue=True)
-        elif isinstance(signal, Retry):
-            self._ojs_report_retry(signal, exc, exc_info)
-        else:
-            self._ojs_leave(signal)
-            natively()
+        match end:
+            case Done():
+                self.acknowledge()
+            case GivenBack() | Kept():
+                # Another worker has the job, or this worker cannot keep the message.
+                self.reject(requeue=True)
+            case Again():
+                self._ojs_report_retry(end, exc, exc_info)
+            case Over():
+                self._ojs_leave(end.is_acknowledged)
+                natively()
 
-    def _ojs_leave(self, signal: BaseException) -> None:
+    def _ojs_leave(self, is_acknowledged: bool | None) -> None:
         """Acknowledge or reject the message of a job that has ended, before Celery does it by its options."""
-        acknowledged = vars(signal).get(ACKNOWLEDGED)
-        if acknowledged:
+        if is_acknowledged:
             self.acknowledge()
-        elif acknowledged is not None:
+        elif is_acknowledged is not None:
             self.reject(requeue=False)
 
-    def _ojs_report_retry(self, signal: Retry, exc: Exception, exc_info: Any) -> None:
+    def _ojs_report_retry(self, end: Again, exc: Exception, exc_info: Any) -> None:
         if self.task.acks_late:
             self.acknowledge()
         try:
@@ -243,11 +258,31 @@ class OJSRequest(Request):  # type: ignore[misc]
             context.args, context.kwargs = self.args, self.kwargs
             stack.push(context)
             try:
-                report_retry(self.task, context, signal)
+                report_retry(self.task, context, telling(self.task, context, end))
             finally:
                 stack.pop()
         except Exception as error:  # noqa: BLE001 - it goes to the log
             log_error(error, "job %s was sent on; what reports its retry failed", known(self))
+
+
+def crashed(delivery: Delivery, crash: Exception, process: int | None, began: datetime | None) -> End:
+    """Judge a job whose process was killed, or died.
+
+    `process` is its number; None if the child died at once. It `began` the job at about this time. If the
+    broker still has the message, the attempt is lost, whatever `retry_on` says. Raises StoreError.
+    """
+    begun, task = delivery.resume(process), delivery.task
+    if not isinstance(begun, Run):
+        return delivery.not_run(begun)
+    begun = begun._replace(began=begun.began or began)
+    lost = isinstance(crash, WorkerLostError) and task.acks_late
+    final = None if lost else begun.task.layers.retries.rules_out(crash)
+    decision = delivery.judge(begun, outcome_of(crash, begun.task.errors, final))
+    if requeues(task, crash) and isinstance(decision, Discarded) and begun.task.layers.is_native:
+        # No owner has said how often the job runs: Celery runs it again.
+        delivery.engine.settling.release(begun)
+        return Over(crash)
+    return delivery.conclude(begun, decision, crash)
 
 
 def _once(message: Any, settle: Callable[..., None], **options: Any) -> None:

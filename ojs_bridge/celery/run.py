@@ -1,272 +1,205 @@
-"""The life of a delivery of a Celery task: it begins, runs, is judged, and its decision is carried out.
+"""The run of a Celery task under the bridge: it begins, runs, is judged, and its decision is carried out.
 
-An exception tells Celery how a delivery ends.
+An exception tells Celery how its delivery ends.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
 import os
-from collections.abc import Callable
-from dataclasses import replace
-from datetime import datetime, timedelta
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from billiard.exceptions import WorkerLostError
-from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+from billiard import common, current_process, pool
+from celery import Task
+from celery.exceptions import (
+    Ignore,
+    Reject,
+    Retry,
+    SoftTimeLimitExceeded,
+    WorkerShutdown,
+    WorkerTerminate,
+)
 
-from ..engine.carrying import NotCarried, may_pass
+from ..engine.carrying import may_pass
 from ..engine.events import MAY_ANSWER, hear, log_error, strikes
 from ..engine.reservations import TakenOver
-from ..engine.runs import Drop, Lost, Postpone, Refuse, Run
-from ..engine.storage_retry import is_of_process
-from ..errors import InvalidState, StoreError
+from ..engine.runs import Lost, Postpone, Refuse, Run
+from ..engine.threads import let_through
+from ..errors import StoreError
 from ..messages import HEADER
-from ..rules.decision import Complete, Decision, Discarded, RetryAt
-from ..rules.failures import ANSWERS, Failure, Outcome, outcome_of, traceback_of
+from ..rules.decision import Complete, Decision, RetryAt
+from ..rules.failures import ANSWERS, Failure, name_of, outcome_of, traceback_of
 from ..rules.job import Job
+from . import compat
 from .attach import AUTORETRYING, FRAMEWORK, task_policy
-from .holding import Hold, Unsettled, held, portable, run_within, until_begun
-from .outcomes import (
-    Delivery,
-    LostAttempt,
-    RefusedJob,
-    carried_on,
-    dropped,
-    ignored,
-    is_the_tasks_own,
-    outcome_asked,
-    reopen_chord,
-    requeues,
-    retried,
-    shown_exception,
-    task_outcome,
-    undisturbed,
-    unless_terminated,
-)
-from .wire import known, read
-from .wish import (
-    OURS,
-    Failed,
-    Wish,
-    answered,
-    is_automatic,
-    limited,
-    options_of,
-    whole,
-    without_limit,
-)
+from .delivery import Delivery, outcome_asked, task_outcome
+from .ends import Again, End, Kept, Over, Unsettled, reopen_chord, shown_exception, telling
+from .holding import until_begun
+from .stops import GREEN
+from .wish import OURS, Failed, Wish, answered, is_automatic, limited, options_of, without_limit
 
-logger = logging.getLogger("ojs_bridge")
+_SOFT_TIMEOUT = compat.soft_timeout_signal(pool)
 
 
-class TaskRun(Delivery):
-    """One delivery of a task under the bridge, and its outlet; the engine decides, the run carries out."""
+@dataclass(eq=False)
+class TaskRun:
+    """One run of a task under the bridge; the engine decides, the run and its delivery carry out."""
+
+    delivery: Delivery
+    begun: Run | None = None
+    #: The failure for which the bridge calls the task's own `retry`.
+    failed: Failed | None = None
+    #: The retry that the task has asked for, or that the bridge has asked the task's own `retry` for.
+    wish: Wish | None = None
+    #: What settles a success, once its result is stored and its chain and links are sent.
+    ended: Callable[[], None] | None = None
+
+    @property
+    def job(self) -> Job | None:
+        """The job of this run; None before it has begun."""
+        return self.begun and self.begun.job
 
     def run(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the user's code and carry the decision out; raises the exception that tells Celery of it."""
-        if self.unsettled is not None:
+        delivery, engine = self.delivery, self.delivery.engine
+        task, request = delivery.task, delivery.request
+        if delivery.unsettled is not None:
             with undisturbed():
-                ended = self._safely(self._end, self.unsettled)
-            if ended is None:
-                return self.unsettled.result
-            raise ended
+                end = self._safely(self._settle_late, delivery.unsettled)
+                if end is not None:
+                    raise telling(task, request, end)
+            return delivery.unsettled.result
         # Without a store, listeners and a state nobody is told: the job begins only if it fails.
-        if not (self.engine.is_silent and HEADER not in self.headers):
+        if not (engine.is_silent and HEADER not in delivery.headers):
             try:
                 self._begin()
             except SoftTimeLimitExceeded as struck:
-                if self.can_wait:
-                    raise until_begun(struck) from None
                 with undisturbed():
-                    raise self._safely(self._out_of_time, struck) from None
-        if self.engine.instruments.all and self.begun is not None:
-            enter = functools.partial(self.engine.instruments.running, FRAMEWORK, self.begun, self.headers)
+                    is_kept = delivery.can_wait
+                    end = until_begun(struck) if is_kept else self._safely(self._out_of_time, struck)
+                    raise telling(task, request, end) from None
+        if engine.instruments.all and self.begun is not None:
+            enter = functools.partial(engine.instruments.running, FRAMEWORK, self.begun, delivery.headers)
             return run_within(enter, self._run, body, args, kwargs)
         return self._run(body, args, kwargs)
 
     def _run(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        task, request = self.delivery.task, self.delivery.request
         try:
             result = body(*args, **kwargs)
             if result is not None and issubclass(type(result), MAY_ANSWER):
-                hear(result, f"task {self.task.name}")
+                hear(result, f"task {task.name}")
         except BaseException as exc:  # noqa: BLE001 - an error of the pool is raised again below
             # Raising it again adds this frame a second time.
             raised = BaseException.with_traceback(exc, (found := traceback_of(exc)) and found.tb_next)
         else:
             if self.wish is None or not self._goes_on_besides():
-                self._succeed(result)
+                end = self._succeed(result)
+                if end is not None:
+                    raise telling(task, request, end)
             return result
         if issubclass(type(raised), (Ignore, Reject)) and not (self.wish and self.wish.raised is raised):
             self._leave_to_celery(raised)
             raise raised
-        if not is_the_tasks_own(raised, self.task, self.request):
+        if not is_the_tasks_own(raised, task, request):
             if self.begun is not None:
-                self.engine.settling.release(self.begun)
+                self.delivery.engine.settling.release(self.begun)
             raise raised
         with undisturbed():
-            self.signal = self._fail(raised)
-        raise self.signal
+            told = telling(task, request, self._fail(raised))
+        raise told
 
     def _begin(self) -> Run:
         """Return the run of the delivered job; if the job does not run, raise what tells Celery so."""
+        delivery, engine = self.delivery, self.delivery.engine
+        task, request = delivery.task, delivery.request
         try:
-            job, bare = self._read()
-            begun = self.engine.begin(
-                *(job, bare, task_policy(self.task.app, self.task)),
-                publication=self.publication,
-                redelivered=not self.publication,
-                can_wait=self.can_wait,
-                reserve=not self.request.is_eager,
+            job, bare = delivery.read()
+            begun = engine.begin(
+                *(job, bare, task_policy(task.app, task)),
+                publication=delivery.publication,
+                redelivered=not delivery.publication,
+                can_wait=delivery.can_wait,
+                reserve=not request.is_eager,
             )
         except SoftTimeLimitExceeded:
             raise
         except Exception as error:  # noqa: BLE001 - Celery would take it for an error of the task
             with undisturbed():
-                raise (until_begun if may_pass(self, error) else self.unbegun)(error) from None
-        self.request.ojs_held = isinstance(begun, (Run, Lost)) and (self.engine.reservations.heart, begun)
+                end = (until_begun if may_pass(delivery, error) else delivery.unbegun)(error)
+                raise telling(task, request, end) from None
+        request.ojs_held = isinstance(begun, (Run, Lost)) and (engine.reservations.heart, begun)
         if isinstance(begun, Run):
             self.begun = begun
             return begun
         with undisturbed():
-            raise self._safely(self._not_run, begun)
+            raise telling(task, request, self._safely(delivery.not_run, begun))
 
-    def _read(self) -> tuple[Job | InvalidState, Job]:
-        """Return the job by its message's state, or the error in that state, and as Celery alone has it."""
-        # The whole message takes time to make, and only a job that goes on needs it.
-        wire = self.wire if self.carried is None else None
-        return read(self.task, self.request, self.headers, wire)
-
-    def _not_run(self, begun: Lost | Postpone | Drop | Refuse) -> Exception:
-        """Carry out the engine's answer to a delivery whose task is not run."""
-        match begun:
-            case Lost() if carried_on(self.task, self.request, begun.run.began):
-                self.engine.settling.settle(begun.run, Complete())
-                return ignored("its worker had stored its success before it died")
-            case Lost():
-                decision = self._judge(begun.run, begun.failure)
-                return self._conclude(begun.run, decision, LostAttempt(begun.failure.message))
-            case Postpone():
-                return self._postpone(begun)
-            case Refuse():
-                return self._refuse(begun)
-            case Drop():
-                return ignored(begun.reason)
-
-    def _end(self, unsettled: Unsettled) -> Exception | None:
+    def _settle_late(self, unsettled: Unsettled) -> End | None:
         """Carry out the decision on a run that has ended before; None for a success that counts."""
+        delivery = self.delivery
         try:
-            begun = self._resume(unsettled.process)
+            begun = delivery.resume(unsettled.process)
         except StoreError as error:
-            return Hold(repr(error), outcome=unsettled)
-        match begun:
-            case Run() if isinstance(unsettled.decision, Complete):
-                self.begun = begun
-                self._succeed(unsettled.result)
-                return None
-            case Run():
-                self.unsent = unsettled.wire
-                return self._conclude(begun, unsettled.decision, unsettled.shown)
-            case Postpone():
-                # Another worker may have the reservation: wait until it has run out.
-                return Hold(f"attempt {begun.job.attempt} is reserved", outcome=unsettled)
-            case _:
-                return self._not_run(begun)
-
-    def crashed(self, crash: Exception, process: int | None, began: datetime | None) -> Exception:
-        """Judge a job whose process was killed, or died, and return the exception that tells Celery of it.
-
-        `process` is its number; None if the child died at once. It `began` the job at about this time. If the
-        broker still has the message, the attempt is lost, whatever `retry_on` says. Raises StoreError.
-        """
-        begun = self._resume(process)
+            return Kept(repr(error), outcome=unsettled)
         if not isinstance(begun, Run):
-            return self._not_run(begun)
-        begun = begun._replace(began=begun.began or began)
-        lost = isinstance(crash, WorkerLostError) and self.task.acks_late
-        final = None if lost else begun.task.layers.retries.rules_out(crash)
-        decision = self._judge(begun, outcome_of(crash, begun.task.errors, final))
-        if requeues(self.task, crash) and isinstance(decision, Discarded) and begun.task.layers.is_native:
-            # No owner has said how often the job runs: Celery runs it again.
-            self.engine.settling.release(begun)
-            return crash
-        return self._conclude(begun, decision, crash)
+            # Another worker may have the reservation: wait until it has run out.
+            is_reserved = isinstance(begun, Postpone)
+            why = f"attempt {begun.job.attempt} is reserved"
+            return Kept(why, outcome=unsettled) if is_reserved else delivery.not_run(begun)
+        if isinstance(unsettled.decision, Complete):
+            self.begun = begun
+            return self._succeed(unsettled.result)
+        return delivery.conclude(begun, unsettled.decision, unsettled.shown, changed=unsettled.wire)
 
-    def give_back(self, process: int | None) -> None:
-        """Release the reservation of a run whose process ended with its worker; raises StoreError."""
-        begun = self._resume(process)
-        if isinstance(begun, Run):
-            self.engine.settling.release(begun)
-
-    def send_on(self) -> Exception:
-        """Publish the message of a job that waits anew, and return the exception that tells Celery of it."""
-        (job, _), at = self._read(), self.engine.now() + timedelta(seconds=1)
-        if not isinstance(job, Job):
-            return Hold("its message cannot be read")
-        return self._postpone(Postpone(job.waiting(at), at))
-
-    def unbegun(self, error: Exception) -> Exception:
-        """Keep a job that could not be begun, and return the exception that tells Celery of it."""
-        if not self.request.is_eager and is_of_process(error, *self.parts):
-            return until_begun(error, self.unsettled)
-        logger.error("job %s could not be begun", known(self.request), exc_info=error)
-        try:
-            job, bare = self._read()
-        except Exception:  # noqa: BLE001 - anything may be wrong with the message
-            job = bare = Job(str(self.request.id), str(self.task.name), "")
-        try:
-            return self._refuse(self.engine.unbegun(job if isinstance(job, Job) else bare, error))
-        except Exception as worse:  # noqa: BLE001 - the delivery itself is the last place for the job
-            return held(self.request, worse, returnable=self.can_wait)
-
-    def _resume(self, process: int | None) -> Run | Drop | Postpone | Refuse:
-        """Return the run that another process of this machine began and did not end; raises StoreError."""
-        job, bare = self._read()
-        return self.engine.resume(
-            job, bare, task_policy(self.task.app, self.task), publication=self.publication, process=process
-        )
-
-    def _out_of_time(self, struck: SoftTimeLimitExceeded) -> Exception:
+    def _out_of_time(self, struck: SoftTimeLimitExceeded) -> End:
         """End a job whose soft time limit has struck before the store has answered."""
-        job, bare = self._read()
-        begun = self.engine.admit(job, bare, task_policy(self.task.app, self.task))
-        decision = begun.decision if isinstance(begun, Refuse) else self._judge(begun, struck)
-        return self._conclude(begun, decision, struck)
+        delivery = self.delivery
+        job, bare = delivery.read()
+        begun = delivery.engine.admit(job, bare, task_policy(delivery.task.app, delivery.task))
+        decision = begun.decision if isinstance(begun, Refuse) else delivery.judge(begun, struck)
+        return delivery.conclude(begun, decision, struck)
 
-    def _safely(self, end: Callable[[Any], Exception | None], what: Any) -> Any:
+    def _safely(self, end: Callable[[Any], End | None], what: Any) -> Any:
         """End a delivery that is not run; if that fails, keep its job as one that could not be begun."""
         try:
             return end(what)
         except Exception as error:  # noqa: BLE001 - Celery would acknowledge the message
-            return self.unbegun(error)
+            return self.delivery.unbegun(error)
 
     def retry(self, wish: Wish) -> BaseException:
         """Judge a call of `self.retry(...)`, send its retry down, and return what the call raises.
 
         Raises ValueError for an invalid time, and what the task's own `signature_from_request` raises.
         """
-        begun, failed = self._as_of_now(self.begun or self._begin()), self.failed
+        delivery, failed = self.delivery, self.failed
+        begun = self._as_of_now(self.begun or self._begin())
         if wish.max_retries is not None:
-            begun = limited(self.task, begun, wish)
+            begun = limited(delivery.task, begun, wish)
         if "expires" in wish.options:
             begun = begun._replace(job=begun.job._replace(expires=wish.expires))
-        now = self.engine.now()
+        now = delivery.engine.now()
         if failed is None:
-            return self._send(wish, begun, self._judge(begun, outcome_asked(wish, begun, now)))
+            return self._send(wish, begun, delivery.judge(begun, outcome_asked(wish, begun, now)))
         if wish.eta or wish.countdown != failed.countdown:
-            hint = wish.after(now, self.task.app.timezone)
-            return self._send(wish, begun, self._judge(begun, replace(failed.outcome, retry_after=hint)))
+            hint = wish.after(now, delivery.task.app.timezone)
+            return self._send(wish, begun, delivery.judge(begun, replace(failed.outcome, retry_after=hint)))
         if failed.retry and begun.job.attempt < begun.policy.runs:
             return self._send(wish, begun, failed.retry)
-        return self._send(wish, begun, self._judge(begun, failed.outcome))
+        return self._send(wish, begun, delivery.judge(begun, failed.outcome))
 
     def _send(self, wish: Wish, begun: Run, decision: Decision) -> BaseException:
         """Send a retry down, and return what tells of it; under a policy the message may go as it came."""
         self.wish, self.begun = wish, begun
         try:
-            raised = wish.decide(begun, decision, self.wire)
-            if wish.accepted and not self.request.is_eager:
+            raised = wish.decide(begun, decision, self.delivery.wire)
+            if wish.accepted and not self.delivery.request.is_eager:
                 wish.sending = wish.signal.sig.options.get("task_id")
                 wish.signal.sig.apply_async()
         except BaseException as error:
@@ -279,80 +212,80 @@ class TaskRun(Delivery):
             if wish.accepted:
                 return wish.signal  # type: ignore[no-any-return]
             if wish.raised is not None and self.failed and not begun.task.layers.is_native:
-                wish.wire, wish.accepted = self.wire, True
+                wish.wire, wish.accepted = self.delivery.wire, True
                 return wish.raised
             # Celery rejects the message of such a job, and runs it no more.
-            wish.decision = self.engine.carrying.impossible(begun.job, decision, error)
+            wish.decision = self.delivery.engine.carrying.impossible(begun.job, decision, error)
             raised = wish.raised = wish.error = Reject(error, requeue=False)
         finally:
             wish.sending = None
         return raised
 
-    def _succeed(self, result: Any) -> None:
-        """End the run; a reserved run ends after Celery has stored its result and sent what follows."""
-        begun = self.begun
+    def _succeed(self, result: Any) -> End | None:
+        """End the run; None for a success that counts.
+
+        A reserved run is settled after Celery has stored its result and sent what follows.
+        """
+        begun, delivery, settling = self.begun, self.delivery, self.delivery.engine.settling
         if begun is None:
-            return
+            return None
         if begun.job.replay_count:
-            reopen_chord(self.task, self.request)
-        settle = functools.partial(self.engine.settling.settle, begun, Complete())
+            reopen_chord(delivery.task, delivery.request)
+        settle = functools.partial(settling.settle, begun, Complete())
         if begun.reservation is None:
             settle()
-            return
+            return None
         try:
             try:
-                self.engine.settling.check(begun, can_wait=self.can_wait)
+                settling.check(begun, can_wait=delivery.can_wait)
             except StoreError:
                 with undisturbed():
-                    self.engine.settling.check(begun, can_wait=self.can_wait, waits=True)
+                    settling.check(begun, can_wait=delivery.can_wait, waits=True)
         except TakenOver as late:
-            raise dropped(begun.job, late, returnable=self.can_wait) from None
+            return delivery.dropped(late)
         except StoreError as error:
-            unsettled = Unsettled(os.getpid(), Complete(), self.shown, result=result)
-            raise self._held(begun, error, unsettled) from None
+            return delivery.keep(begun, error, Unsettled(os.getpid(), Complete(), Ignore(), result=result))
         self.ended = functools.partial(unless_terminated, settle)
+        return None
 
-    def _held(self, begun: Run | Refuse, error: Exception, unsettled: Unsettled) -> Exception:
-        """Return what has the worker hold a delivery whose outcome has to wait."""
-        if isinstance(begun, Run):
-            self.engine.reservations.expire(begun)
-        return held(self.request, error, portable(unsettled), returnable=self.can_wait)
-
-    def _fail(self, raised: BaseException) -> Exception:
+    def _fail(self, raised: BaseException) -> End:
         """Judge a failure and carry its decision out."""
-        begun, earlier = self.begun or self._begin(), self.wish
+        begun, earlier, delivery = self.begun or self._begin(), self.wish, self.delivery
+        task, engine = delivery.task, delivery.engine
         if earlier is not None and earlier.decision and earlier.raised is raised:
-            return self._conclude(begun, earlier.decision, shown_exception(raised, earlier))
+            shown = shown_exception(raised, earlier)
+            return delivery.conclude(begun, earlier.decision, shown, wish=earlier)
         self.wish, outcome, asks = None, None, False
         try:
             begun = self._as_of_now(begun)
-            outcome = task_outcome(self.task, raised, begun, self.engine.now())
-            decision = self._judge(begun, outcome)
-            asks = isinstance(decision, RetryAt) or is_automatic(self.task, begun, raised)
+            outcome = task_outcome(task, raised, begun, engine.now())
+            decision = delivery.judge(begun, outcome)
+            asks = isinstance(decision, RetryAt) or is_automatic(task, begun, raised)
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - it goes to the log
             log_error(error, "job %s: its failure cannot be judged", begun.job)
-            decision = self.engine.carrying.impossible(begun.job, None, error)
+            decision = engine.carrying.impossible(begun.job, None, error)
         if asks and isinstance(outcome, Failure):
             return self._retried(begun, raised, outcome, decision)
         if earlier is not None and not issubclass(type(raised), ANSWERS):
             self.wish = earlier
             if self._goes_on_besides():
-                return shown_exception(raised)
+                return Over(shown_exception(raised))
             self.wish = None
-        return self._conclude(begun, decision, shown_exception(raised))
+        return delivery.conclude(begun, decision, shown_exception(raised))
 
-    def _retried(self, begun: Run, raised: BaseException, outcome: Failure, decision: Decision) -> Exception:
+    def _retried(self, begun: Run, raised: BaseException, outcome: Failure, decision: Decision) -> End:
         """Call the task's own `retry` for a failure, and carry out what it answers.
 
         Celery calls it for what `autoretry_for` names, whether or not an attempt is left.
         """
-        task, retry = self.task, decision if isinstance(decision, RetryAt) else None
+        delivery, task = self.delivery, self.delivery.task
+        retry = decision if isinstance(decision, RetryAt) else None
         automatically = AUTORETRYING in vars(task) and is_automatic(task, begun, raised)
         if automatically or not hasattr(task.retry, OURS):
             if retry is None:
-                judged = self._judge(without_limit(begun), outcome)
+                judged = delivery.judge(without_limit(begun), outcome)
                 retry = judged if isinstance(judged, RetryAt) else None
             options = options_of(task, begun, retry, automatically=automatically)
             self.failed = Failed(outcome, retry, options.get("countdown"))
@@ -364,31 +297,28 @@ class TaskRun(Delivery):
             answer = self._send(Wish(task, reason), begun, decision)
         self.failed, wish = None, self.wish
         if wish and wish.decision and wish.raised is answer:
-            return self._conclude(self.begun or begun, wish.decision, shown_exception(answer, wish))
+            shown = shown_exception(answer, wish)
+            return delivery.conclude(self.begun or begun, wish.decision, shown, wish=wish)
         if issubclass(type(answer), (Ignore, Reject, Retry)):
             # The task's own code has sent the retry, or wants none.
             self._leave_to_celery(answer)
-            return cast("Exception", answer)
+            return Over(cast("Exception", answer))
         if not self._goes_on_besides():
             final = outcome_of(answer, begun.task.errors, "and the task's own retry ended it")
-            return self._conclude(begun, self._judge(begun, final), shown_exception(answer))
-        return shown_exception(answer)
-
-    def _judge(self, begun: Run, outcome: BaseException | Outcome) -> Decision:
-        """Return the decision about a run. Celery sends a retry that comes too late, and revokes it then."""
-        if begun.job.expires and begun.task.layers.is_native:
-            begun = begun._replace(job=begun.job._replace(expires=None))
-        return self.engine.judge(begun, outcome)
+            return delivery.conclude(begun, delivery.judge(begun, final), shown_exception(answer))
+        return Over(shown_exception(answer))
 
     def _goes_on_besides(self) -> bool:
         """Carry out a retry that was asked for in a run that ends in another way; False if there is none."""
         wish, begun = self.wish, self.begun
-        if not (wish and wish.accepted and wish.decision and begun) or self.request.is_eager:
+        task, request = self.delivery.task, self.delivery.request
+        if not (wish and wish.accepted and wish.decision and begun) or request.is_eager:
             return False
         with undisturbed():
-            signal = self._conclude(begun, wish.decision, shown_exception(wish.error, wish), shows=False)
-        if self.goes_on is None:
-            raise signal
+            shown = shown_exception(wish.error, wish)
+            end = self.delivery.conclude(begun, wish.decision, shown, wish=wish)
+        if not isinstance(end, Again):
+            raise telling(task, request, end)
         return True
 
     def _leave_to_celery(self, raised: BaseException) -> None:
@@ -396,55 +326,88 @@ class TaskRun(Delivery):
         if self._goes_on_besides() or self.begun is None:
             return
         if issubclass(type(raised), Reject) and getattr(raised, "requeue", False):
-            self.engine.settling.release(self.begun)
+            self.delivery.engine.settling.release(self.begun)
         else:
-            self.engine.settling.settle_natively(self.begun)
+            self.delivery.engine.settling.settle_natively(self.begun)
 
     def _as_of_now(self, begun: Run) -> Run:
         """Return a run under its task's settings as they are now: its code may have changed its options."""
-        task = task_policy(self.task.app, self.task).of_job(begun.job.retry)
+        own = self.delivery.task
+        task = task_policy(own.app, own).of_job(begun.job.retry)
         return begun if task is begun.task else begun._replace(task=task, policy=task.policy)
 
-    def _conclude(
-        self, begun: Run | Refuse, decision: Decision, shown: Exception, *, shows: bool = True
-    ) -> Exception:
-        """Carry a decision out, and return the exception that tells Celery of it.
 
-        A decision that has no place now waits in the worker. A run that was taken over is dropped. Unless it
-        `shows`, Celery hears of another end.
-        """
-        self.shown = self.signal = shown
-        wish = self.wish if self.wish is not None and self.wish.decision is decision else None
-        try:
-            self.engine.settling.check(begun, can_wait=self.can_wait, waits=True)
-            if wish and wish.accepted and wish.wire is None and not self.request.is_eager:
-                # The task's own code has sent the retry by itself, or has sent none.
-                self.engine.settling.settle(begun, decision)
-                self.goes_on = decision if isinstance(decision, RetryAt) else None
-            else:
-                self.engine.carrying.carry(begun, decision, self)
-        except TakenOver as late:
-            return dropped(begun.job, late, returnable=self.can_wait)
-        except (NotCarried, StoreError) as left:
-            decision, error = getattr(left, "decision", decision), getattr(left, "error", left)
-            unsent = wish.wire if wish else self.unsent
-            return self._held(begun, error, Unsettled(os.getpid(), decision, shown, unsent))
-        if shows and self.goes_on is not None and isinstance(begun, Run):
-            asked = wish and wish.signal
-            when = asked.when if asked else whole(self.goes_on.delay)
-            cause = None if wish is not None and wish.exc is None else shown
-            again = self.again or (asked and asked.sig)
-            return retried(self.task, self.request, begun, when, cause, shown, again)
-        return self.signal
+def run_within(
+    enter: Callable[[], AbstractContextManager[Any]],
+    run: Callable[[Callable[..., Any], Any, Any], Any],
+    body: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+) -> Any:
+    """Run the user's code within the instruments; an interrupt that strikes in one is the job's."""
+    try:
+        running = enter()
+        running.__enter__()
+    except BaseException as struck:  # noqa: BLE001 - it is raised again in the place of the user's code
+        error = struck
 
-    def _refuse(self, refused: Refuse) -> Exception:
-        """Keep a job that cannot be read as a dead letter."""
-        return self._conclude(refused, refused.decision, RefusedJob(refused.decision.reason))
+        def raise_it() -> None:
+            raise error
 
-    def _postpone(self, begun: Postpone) -> Exception:
-        """Send a job on that came before its time."""
-        try:
-            refused = self.engine.carrying.postpone(begun, self)
-        except Exception as error:  # noqa: BLE001 - the job waits in the worker
-            return until_begun(error)
-        return self.signal if refused is None else self._refuse(refused)
+        return run(raise_it, (), {})
+
+    def leave(*error: Any) -> None:
+        with undisturbed():
+            running.__exit__(*error)
+
+    with ExitStack() as stack:
+        stack.push(leave)
+        return run(body, args, kwargs)
+
+
+def is_the_tasks_own(exc: BaseException, task: Task, request: Any) -> bool:
+    """Return whether the task itself raised this, and not Celery's pool, to end it."""
+    if issubclass(type(exc), SystemExit):
+        return not _is_aimed(exc)
+    if issubclass(type(exc), Exception) or not name_of(type(exc)).startswith(GREEN):
+        return True
+    # A task may use timeouts itself; the pool has one only for a hard time limit.
+    limited = bool((request.timelimit or (None,))[0] or task.time_limit)
+    return "Timeout" in name_of(type(exc)) and not limited
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Let no soft time limit strike while an outcome is carried out; the hard one still may."""
+    if _SOFT_TIMEOUT is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(_SOFT_TIMEOUT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(_SOFT_TIMEOUT, before or signal.SIG_DFL)
+
+
+def unless_terminated(settle: Callable[[], object]) -> None:
+    """Settle a success, unless the pool ends the process before its result is stored: that is no success."""
+    fired = isinstance(sys.exc_info()[1], SystemExit) and compat.terminate_handler_fired(common, None)
+    if not (fired and fired()):
+        settle()
+
+
+def _is_aimed(exc: BaseException) -> bool:
+    """Return whether Celery or its pool raises this from outside, to end what the thread does."""
+    if issubclass(type(exc), (WorkerShutdown, WorkerTerminate)):
+        return True
+    if issubclass(type(exc), SystemExit):
+        # Billiard may have raised it, to end a terminated child.
+        fired = compat.terminate_handler_fired(common, None)
+        # An older billiard does not say so; only its child processes end this way.
+        return bool(fired()) if fired else current_process().name != "MainProcess"
+    if issubclass(type(exc), Exception):
+        return issubclass(type(exc), SoftTimeLimitExceeded)
+    return name_of(type(exc)).startswith(GREEN)
+
+
+let_through(_is_aimed)

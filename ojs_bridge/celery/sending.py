@@ -1,40 +1,46 @@
-"""A Celery message is published again as it came; until it is due, it waits at the broker or in a worker."""
+"""A Celery message is published again as it came; until it is due, it waits at the broker or in a worker.
+
+The same way is taken by what the store keeps: dead letters and parked retries.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from amqp.exceptions import AMQPError, FrameSyntaxError
+from amqp.exceptions import AMQPError, ChannelError, FrameSyntaxError
 from celery import Celery
 from kombu import pools
 from kombu.connection import Connection
 from kombu.entity import Exchange, Queue
-from kombu.exceptions import OperationalError
+from kombu.exceptions import OperationalError, SerializationError
 
+from ..bridge import Bridge
 from ..engine.engine import Engine
-from ..errors import Unroutable
-from ..messages import parameters_of
+from ..engine.runs import Backlog, Override
+from ..errors import Unpublishable, Unreachable, Unroutable
+from ..messages import CREATED, HEADER, parameters_of
+from ..rules.job import Header, Job, count_of, decoded
+from ..store import Letter, Parked
 from . import compat
-from .wire import DELAY_PREFIX, Wire, to_json
+from .wire import DELAY_PREFIX, Wire, from_json, time_in, to_json, with_arguments
 
 logger = logging.getLogger("ojs_bridge")
 
 _OPTION = "confirm_publish"
+#: RabbitMQ's answer where there is no such queue.
+NOT_FOUND = 404
 #: RabbitMQ's answers where no queue takes a message: there is no such exchange or queue, no route to one, or
 #: no permission; and those to a declaration that is refused.
 _NO_QUEUE = (403, 404, 405, 406, 312, 540)
 #: The method that RabbitMQ names when it refuses a login.
 _LOGIN = (0, 0)
-#: The attribute of a job's error that says whether the worker acknowledges the message, or rejects it into
-#: the dead-letter exchange of its queue. Without it the task's own options say so, as under Celery alone.
-ACKNOWLEDGED = "ojs_acknowledged"
 #: The attribute in which an app keeps the connection for confirmed publishing.
 _CONNECTION = "_ojs_confirmed"
 #: Headers that the broker added to a delivery; a message that goes on must not claim them.
@@ -314,3 +320,113 @@ class Outgoing:
         if self.changes is not None:
             wire = replace(wire, headers={**wire.headers, **self.changes, "eta": None})
         return {**to_json(wire), "parameters": [*self.parameters]}
+
+
+@dataclass(frozen=True)
+class CeleryPublisher:
+    """Publishes dead letters and parked retries through the app they came from."""
+
+    _app: Celery
+    _bridge: Bridge
+    _oldest_in: Callable[[Connection, str], Iterable[Mapping[str, Any]]]
+
+    @property
+    def system(self) -> str:
+        """The kind of the broker."""
+        kind = driver_type(self._app)
+        return "rabbitmq" if kind == "amqp" else kind
+
+    def knows(self, type_: str) -> bool:
+        """Return whether the app has this task, or no tasks but Celery's own."""
+        tasks = self._app.tasks
+        return type_ in tasks or all(name.startswith("celery.") for name in tasks)
+
+    def backlog(self, queues: Collection[str]) -> Sequence[Backlog]:
+        """Ask the broker for the backlog of these queues, and of those that the app names; raises any error.
+
+        Only Redis knows the oldest message.
+        """
+        with self._app.connection_for_read() as connection:
+            # As `connect` does, but for the two seconds that it waits before it tries again.
+            connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+            return [self._backlog_of(connection, name) for name in sorted({*queues, *queues_of(self._app)})]
+
+    def _backlog_of(self, connection: Connection, queue: str) -> Backlog:
+        depth = _depth(connection, queue)
+        due = map(self._due, self._oldest_in(connection, queue) if depth else ())
+        return Backlog(queue, depth, min((at for at in due if at is not None), default=None))
+
+    def _due(self, headers: Mapping[str, Any]) -> datetime | None:
+        """Return when the job of a message was due or sent, if its headers say so."""
+        retries = count_of(headers.get("retries")) or 0
+        created = time_in(self._app, headers.get(CREATED))
+        bare = Job(str(headers.get("id")), str(headers.get("task")), "", 1 + retries, created_at=created)
+        job = decoded(headers.get(HEADER), bare, headers.get("retries"))
+        return job.due_at if isinstance(job, Job) else None
+
+    def republish(self, letter: Letter, header: Header, override: Override) -> None:
+        """Publish the letter's message under its own id, at attempt 1; a past expiry is dropped."""
+        kept = from_json(letter.message)
+        if override.args is not None or override.kwargs is not None:
+            kept = _with_arguments(kept, letter, override)
+        changes: dict[str, Any] = {**(override.meta or {}), "retries": 0, "eta": None, HEADER: header.text}
+        expires = time_in(self._app, kept.headers.get("expires"))
+        if expires and expires <= self._bridge.engine.now():
+            changes["expires"] = None
+        if queue := override.queue:
+            kept = replace(kept, exchange="", routing_key=queue, queue=queue)
+        self._publish(kept, changes)
+
+    def publish(self, parked: Parked, state: Mapping[str, Any], *, due: datetime | None = None) -> None:
+        """Publish a parked retry's message, due now, or with the whole delay as its `eta`."""
+        changes = {"eta": due.isoformat() if due else None, HEADER: json.dumps(state)}
+        self._publish(from_json(parked.message), changes, due)
+
+    def _publish(self, kept: Wire, changes: Mapping[str, Any], due: datetime | None = None) -> None:
+        try:
+            publish(self._app, Outgoing(kept, changes), self._bridge.engine.now(), due)
+        except out_of_reach(self._app) as error:
+            raise Unreachable(repr(error)) from error
+        except (SerializationError, FrameSyntaxError, struct.error, ValueError, TypeError) as error:
+            raise Unpublishable(repr(error)) from error
+
+
+def queues_of(app: Celery) -> set[str]:
+    """Return the names of the queues that an app consumes, routes to or has sent to."""
+    named = {
+        *app.amqp.queues,
+        app.conf.task_default_queue,
+        *_routed(compat.router_routes(app.amqp.router, ())),
+    }
+    return {
+        str(name) for name in (*named, *(getattr(task, "queue", None) for task in app.tasks.values())) if name
+    }
+
+
+def _routed(routes: Iterable[Any]) -> Iterator[str]:
+    """Yield the queues that `task_routes` names; a route that is a function names none."""
+    for router in routes:
+        patterns = getattr(router, "patterns", {})
+        for route in (*getattr(router, "map", {}).values(), *patterns.values()):
+            queue = route.get("queue") if isinstance(route, Mapping) else route
+            yield str(getattr(queue, "name", queue) or "")
+
+
+def _depth(connection: Connection, queue: str) -> int:
+    """Return the number of messages in a queue, 0 where there is no such queue."""
+    try:
+        with connection.channel() as channel:
+            return int(channel.queue_declare(queue, passive=True).message_count)
+    except ChannelError as error:
+        # Kombu's own transports have the code as a text.
+        if str(error.reply_code) != str(NOT_FOUND):
+            raise
+        return 0
+
+
+def _with_arguments(kept: Wire, letter: Letter, override: Override) -> Wire:
+    reading = letter.reading
+    if reading.args is None:
+        raise Unpublishable(f"args: those of dead letter {letter.id!r} cannot be replaced: {reading.note}")
+    args = reading.args if override.args is None else override.args
+    return with_arguments(kept, args, reading.kwargs if override.kwargs is None else override.kwargs)

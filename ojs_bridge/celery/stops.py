@@ -10,8 +10,8 @@ import signal
 from typing import Any
 
 from billiard.common import EX_SOFTWARE
-from billiard.exceptions import WorkerLostError
-from celery import current_app, signals
+from billiard.exceptions import TimeLimitExceeded, WorkerLostError
+from celery import Task, current_app, signals
 from celery.worker import state
 
 from ..bridge import Bridge
@@ -25,6 +25,8 @@ _STOPPED: set[int] = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGH
 _STATUS = re.compile(r"(?:signal|exitcode) (\d+)")
 #: For how many seconds a pool's process may know of a stop before the worker's main process does.
 AHEAD = 3.0
+#: Green pools end a task with exceptions of these modules.
+GREEN = ("gevent", "greenlet", "eventlet")
 
 
 def is_stopping() -> bool:
@@ -63,6 +65,11 @@ def may_be_of_a_stop(died: BaseException) -> bool:
     """
     status = _STATUS.search(str(died)) if isinstance(died, WorkerLostError) else None
     return is_cold() or (status is not None and int(status[1]) in _STOPPED)
+
+
+def requeues(task: Task, crash: Exception) -> bool:
+    """Return whether Celery puts a message back whose hard time limit has struck (5.7 and newer)."""
+    return isinstance(crash, TimeLimitExceeded) and not getattr(task, "acks_on_timeout", True)
 
 
 def _let_listeners_finish(**_: Any) -> None:

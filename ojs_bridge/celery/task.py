@@ -34,7 +34,8 @@ from .attach import (
     prepare,
     refuse_misnamed,
 )
-from .holding import Hold
+from .delivery import Delivery
+from .ends import Hold, Kept, telling
 from .receiving import Handler, Outside, keeping
 from .run import TaskRun
 from .wire import EAGER_RETRIES, KEY, is_broadcast, known
@@ -157,7 +158,7 @@ class Bridged:
                     natively = KEY not in (request.properties or {}) and (
                         outside is not None or is_broadcast(self.app, request.delivery_info)
                     )
-                run = None if natively else TaskRun(self, request)
+                run = None if natively else TaskRun(Delivery(self, request))
                 setattr(request, RUNNING, run or NATIVELY)
                 body = _body(self, natively=run is None)
         except TaskPredicate:
@@ -178,7 +179,7 @@ class Bridged:
             request.ojs_ended = run.ended
             return result
         except MemoryError as raised:
-            if run is None or request.is_eager or raised in (run.shown, run.signal):
+            if run is None or request.is_eager:
                 raise
             # Celery would take it for an error of the task's own.
             raise BrokenOff(repr(raised)) from None
@@ -346,12 +347,12 @@ def autoretrying_outside(task: Task) -> Callable[..., Any]:
 def _unbegun(task: Any, request: Any, error: Exception) -> Exception:
     """Keep a job that could not be begun; return the exception that tells Celery of it."""
     try:
-        run = run_of(request) or TaskRun(task, request)
+        run = run_of(request)
         vars(request).pop(RUNNING, None)
-        return run.unbegun(error)
+        return telling(task, request, (run.delivery if run else Delivery(task, request)).unbegun(error))
     except Exception:
         logger.critical("job %s waits in its worker as it came", known(request), exc_info=error)
-        return Hold(repr(error))
+        return Hold(Kept(repr(error)))
 
 
 @functools.cache

@@ -345,6 +345,12 @@ class Wish:
         return error
 
 
+def reason_of(signal: Any) -> BaseException:
+    """Return the error for which a Retry of Celery's was raised, or itself."""
+    reason: BaseException = signal.exc if issubclass(type(signal.exc), BaseException) else signal
+    return reason
+
+
 def whole(seconds: float) -> float:
     """Return a number of seconds as it is read best: without a fraction of zero."""
     return int(seconds) if seconds == int(seconds) else seconds

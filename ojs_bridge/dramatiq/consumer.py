@@ -145,9 +145,9 @@ class SettlingConsumer(Consumer):
         self._wake.freed(self._inner)
 
     def _carry_out(self, delivery: Delivery, message: MessageProxy, otherwise: Ack) -> None:
-        held = delivery.held.run if isinstance(delivery.held, Lost) else delivery.held
+        run = delivery.begun.run if isinstance(delivery.begun, Lost) else delivery.begun
         heart = self._reservations.heart
-        reserved = held.reservation if isinstance(held, Run) and delivery.exit is not ENDING else None
+        reserved = run.reservation if isinstance(run, Run) and delivery.exit is not ENDING else None
         if heart and reserved and heart.holds(reserved):
             # Something has broken in before it was settled.
             heart.abandon(reserved)

@@ -19,13 +19,14 @@ from dramatiq import Message
 from dramatiq.broker import Broker, Consumer, MessageProxy
 from dramatiq.errors import Retry as NativeRetry
 from dramatiq.logging import get_logger
-from dramatiq.middleware import Retries
+from dramatiq.middleware import Retries, SkipMessage
 
 from ..engine.engine import Engine
 from ..engine.events import MAY_ANSWER, harmless, hear
 from ..engine.instruments import Entered
+from ..engine.layers import TaskPolicy
 from ..engine.reservations import UNTOLD, TakenOver
-from ..engine.runs import Postpone, Refuse, Run
+from ..engine.runs import Lost, Refuse, Run
 from ..rules import failures
 from ..rules.decision import Complete, DeadLettered, Discarded
 from ..rules.failures import HandlerFailed, can_be_shown
@@ -59,6 +60,14 @@ class Exit(enum.Enum):
     """Do with it as Dramatiq itself does."""
 
 
+class Skipped(SkipMessage):
+    """Keeps an actor from running: its delivery leaves its queue in this way."""
+
+    def __init__(self, exit_: Exit, why: str) -> None:
+        super().__init__(why)
+        self.exit = exit_
+
+
 #: The attribute of a message that holds the bytes that it came as.
 _DELIVERED = "ojs_delivered"
 
@@ -74,20 +83,21 @@ class Delivery:
     """The notes about one delivery; the attribute `ojs_delivery` of Dramatiq's message leads to them."""
 
     __slots__ = (
-        *("begun", "consumer", "ending", "held", "is_given_back", "is_replaced", "is_settled"),
-        *("exit", "received", "task", "within"),
+        *("begun", "consumer", "end", "ending", "exit"),
+        *("is_given_back", "is_judged", "is_replaced", "is_settled", "received", "task", "within"),
     )
 
     def __init__(self, consumer: Consumer | None = None, received: float | None = None) -> None:
         self.exit = NATIVE
-        #: The engine's answer to the delivery: UNBEGUN before it, None if there is no outcome to judge.
-        self.begun: Any = UNBEGUN
-        #: As above, and it stays: its run may hold a reservation.
-        self.held: Any = None
+        #: The policy of its actor; None if Dramatiq itself retries it, and before the question.
+        self.task: TaskPolicy | None = None
+        #: The engine's answer to it, and what judges its outcome then.
+        self.begun: Run | Lost | Refuse | None = None
+        self.end: Callable[[TaskPolicy, BaseException | None], Exit] | None = None
+        #: Whether there is no outcome to be judged, or none any more.
+        self.is_judged = False
         #: The end of a job that succeeded.
         self.ending: Ending | None = None
-        #: The policy of its actor; None if Dramatiq itself retries it, UNBEGUN before the question.
-        self.task: Any = UNBEGUN
         #: The context of the run in which instruments are active.
         self.within: Entered | None = None
         #: Whether another message took its place on the broker, so that it need not be acknowledged.
@@ -102,7 +112,8 @@ class Delivery:
 
     def settle(self, exit_: Exit) -> None:
         """Say how it leaves, and that its run has no outcome to be judged."""
-        self.exit, self.begun = exit_, None
+        # What judges it knows the message, and they would keep each other in memory.
+        self.exit, self.is_judged, self.end = exit_, True, None
 
 
 def keep_what_is_delivered() -> None:
@@ -194,16 +205,16 @@ def delivery_of(message: Any) -> Delivery:
     return delivery
 
 
-def drop(message: Any, late: TakenOver) -> None:
-    """Store no outcome of a run that was taken over, and give its delivery back.
+def drop(message: Any, late: TakenOver) -> Exit:
+    """Store no outcome of a run that was taken over; its delivery goes back.
 
     The worker that took the run over may have died since. If the broker still has the delivery as this
     worker's, the message comes again, and the bridge sees what is left to do.
     """
     logger.warning("job %s: %s", late.job, late)
-    delivery_of(message).exit = Exit.GIVE_BACK
     # Dramatiq logs an exception as an error unless the `throws` option has it.
     message.options.update(throws=TakenOver, store_results=False)
+    return Exit.GIVE_BACK
 
 
 def is_dropped(message: MessageProxy) -> bool:
@@ -260,7 +271,7 @@ class Ending:
 
 
 def tell_end(
-    broker: Broker, message: MessageProxy, begun: Run | Refuse | Postpone, decision: Discarded | DeadLettered
+    broker: Broker, message: MessageProxy, begun: Run | Refuse, decision: Discarded | DeadLettered
 ) -> None:
     """Log the end of a failed job, and send its `on_retry_exhausted`, as the stock `Retries` does."""
     is_exhausted = decision.cause == "exhausted" or decision.failure.final == RETRY_WHEN_SAID_NO

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from dramatiq.broker import Broker, MessageProxy
-from dramatiq.middleware import Interrupt, SkipMessage
+from dramatiq.middleware import Interrupt
 from dramatiq.middleware.middleware import MiddlewareError
 from typing_extensions import assert_never
 
@@ -37,6 +37,7 @@ from .delivery import (
     Delivery,
     Ending,
     Exit,
+    Skipped,
     delivery_of,
     drop,
     entering,
@@ -91,26 +92,31 @@ class Runs:
             return
         run = ActorRun(self, broker, message, delivery)
         try:
-            run.let_wait() if task is None else run.begin(task)
-        except MiddlewareError:
+            begun = run.enter(task)
+        except Skipped as skipped:
+            if skipped.exit is Exit.DEAD:
+                message.fail()
+            else:
+                # For a skipped message `Results` would store None over the real result.
+                message.options["store_results"] = False
+            delivery.settle(skipped.exit)
             raise
-        except GiveUp:
-            delivery.settle(Exit.GIVE_BACK)
-            message.options["store_results"] = False
-            raise SkipMessage("this worker shuts down") from None
-        except Exception as error:
-            # Dramatiq would log the error, and run the actor.
-            logger.exception("job %s: cannot begin here", bare_job(message))
-            raise run.kept_dead(repr(error), may_pass=may_pass(run, error)) from None
+        if begun is None:
+            delivery.exit = NATIVE
+            return
+        if isinstance(begun, Refuse):
+            raise Refused(begun.decision.reason)
+        if isinstance(begun, Lost):
+            raise LostAttempt(begun.failure.message)
 
     def skip(self, message: MessageProxy) -> None:
         """Leave a message to Dramatiq that another middleware skips."""
         delivery = delivery_of(message)
         if delivery.within is not None:
             delivery.within.__exit__(None, None, None)
-        if isinstance(delivery.begun, Run):
-            self.bridge.engine.settling.release(delivery.begun)
-        if delivery.begun is not None:
+        if not delivery.is_judged:
+            if isinstance(delivery.begun, Run):
+                self.bridge.engine.settling.release(delivery.begun)
             delivery.settle(NATIVE)
 
     def end(self, broker: Broker, message: Any, exception: BaseException | None) -> bool:
@@ -122,25 +128,30 @@ class Runs:
                 delivery.within = None
                 return self.end(broker, message, exception)
         if exception is None and delivery.exit is UNBEGUN:
-            delivery.exit, delivery.begun = NATIVE, None
+            delivery.settle(NATIVE)
             return True
-        task = delivery.task
-        if task is UNBEGUN:
-            # Another middleware raised before the bridge saw the message.
-            task = delivery.task = self.actors.task_of(message_in(message))
+        # Another middleware may have raised before the bridge saw the message.
+        task = delivery.task = delivery.task or self.actors.task_of(message_in(message))
         if task is None:
             # A delivery that was put aside, or goes back to its queue, comes again by itself.
             return delivery.exit is not NATIVE
         # Dramatiq calls this a second time when an interrupt breaks into the first.
-        begun, delivery.begun = delivery.begun, None
-        if begun is not None:
-            ActorRun(self, broker, message, delivery).end(task, begun, exception)
+        if not delivery.is_judged:
+            end = delivery.end or ActorRun(self, broker, message, delivery).end
+            delivery.settle(HOLD)
+            try:
+                delivery.exit = end(task, exception)
+            except TakenOver as late:
+                delivery.exit = drop(message, late)
+                if exception is None:
+                    # Nothing less keeps the job's pipeline and its callbacks from following.
+                    raise
         return True
 
     def check(self, message: Any) -> None:
         """Raise TakenOver for a job that succeeded after its reservation was taken over."""
         delivery = delivery_of(message)
-        if not isinstance(begun := delivery.begun, Run):
+        if delivery.is_judged or not isinstance(begun := delivery.begun, Run):
             return
         try:
             try:
@@ -148,9 +159,8 @@ class Runs:
             except StoreError as error:
                 self.holding.await_answer(self.bridge.engine, begun, error)
         except TakenOver as late:
-            delivery.begun = None
             self.holding.disarm(None)
-            drop(message, late)
+            delivery.settle(drop(message, late))
             raise
 
 
@@ -171,32 +181,41 @@ class ActorRun:
         #: Whether the thread has waited; then no interrupt is armed any more.
         self._held = False
 
-    def begin(self, task: TaskPolicy) -> None:
-        """Begin a job, and wait for the store; raises what keeps its actor from running, or GiveUp."""
+    def enter(self, task: TaskPolicy | None) -> Run | Lost | Refuse | None:
+        """Begin a job, or let it wait that Dramatiq itself runs; raises Skipped if its actor does not run."""
+        try:
+            # If anything breaks in before its end is known, the job goes back to its queue.
+            self._delivery.settle(HOLD)
+            if task is not None:
+                return self._begin(task)
+            self._let_wait()
+        except MiddlewareError:
+            raise
+        except GiveUp:
+            raise Skipped(Exit.GIVE_BACK, "this worker shuts down") from None
+        except Exception as error:
+            # Dramatiq would log the error, and run the actor.
+            logger.exception("job %s: cannot begin here", bare_job(self._proxy))
+            leaves = HOLD if may_pass(self, error) else Exit.DEAD
+            raise Skipped(leaves, f"the job could not be begun: {error!r}") from None
+        return None
+
+    def _begin(self, task: TaskPolicy) -> Run | Lost | Refuse:
         if self._holding.is_stopping and self._holding.stops():
             raise GiveUp
-        self._delivery.settle(HOLD)
         begun = self._begun(task)
         if self._held:
             self._holding.begins(self._broker, self._proxy)
-        match begun:
-            case Postpone() | Drop():
-                raise SkipMessage(begun.reason)
-            case Refuse():
-                self._delivery.begun = begun
-                raise Refused(begun.decision.reason)
-            case Lost():
-                self._delivery.begun = begun
-                raise LostAttempt(begun.failure.message)
-            case Run():
-                self._delivery.begun = begun
-        if self._engine.instruments.all:
+        delivery = self._delivery
+        # An interrupt that strikes from here on is the job's.
+        delivery.is_judged, delivery.end = False, self.end
+        if self._engine.instruments.all and isinstance(begun, Run):
             options = message_in(self._proxy).options
-            self._delivery.within = self._engine.instruments.running(FRAMEWORK, begun, options)
-            self._delivery.within.__enter__()
+            delivery.within = self._engine.instruments.running(FRAMEWORK, begun, options)
+            delivery.within.__enter__()
+        return begun
 
-    def _begun(self, task: TaskPolicy) -> Begun:
-        """Return what becomes of the job; a job that is postponed or dropped was put aside before."""
+    def _begun(self, task: TaskPolicy) -> Run | Lost | Refuse:
         while True:
             try:
                 begun = self._ask(task)
@@ -204,14 +223,11 @@ class ActorRun:
                 # An interrupt is meant for a job, and none has begun.
                 self._wait(RuntimeError(f"interrupted: {interrupt!r}"))
                 continue
-            if begun is None:
-                continue
-            if not isinstance(begun, (Postpone, Drop)):
-                self._delivery.held = begun
+            if isinstance(begun, (Postpone, Drop)):
+                begun = self._put_aside(begun)
+            if begun is not None:
+                self._delivery.begun = begun
                 return begun
-            put = self._put_aside(begun)
-            if put is not None:
-                return put
 
     def _ask(self, task: TaskPolicy) -> Begun | None:
         """Return the engine's answer; None after a pause, since the process lacked something."""
@@ -247,7 +263,7 @@ class ActorRun:
             logger.exception("job %s: could not be begun", bare)
             return self._engine.unbegun(bare, error)
 
-    def let_wait(self) -> None:
+    def _let_wait(self) -> None:
         """Leave a delivery to Dramatiq, but not before the time that the bridge once gave it."""
         message = message_in(self._proxy)
         while True:
@@ -255,46 +271,30 @@ class ActorRun:
             early = None if isinstance(job, InvalidState) else self._engine.early(job)
             if early is None:
                 break
-            self._delivery.settle(HOLD)
-            put = self._put_aside(early)
-            if isinstance(put, Refuse):
-                raise self.kept_dead(put.decision.reason)
-            if put is not None:
-                raise SkipMessage(early.reason)
+            refused = self._put_aside(early)
+            if refused is not None:
+                raise Skipped(Exit.DEAD, f"the job could not be begun: {refused.decision.reason}")
         if self._held:
             self._holding.begins(self._broker, self._proxy)
-        self._delivery.exit = NATIVE
 
-    def _put_aside(self, begun: Postpone | Drop) -> Postpone | Drop | Refuse | None:
-        """Send an early delivery on to its time, or drop a late copy; return it when that is done.
+    def _put_aside(self, begun: Postpone | Drop) -> Refuse | None:
+        """Send an early delivery on to its time, or drop a late copy; raises Skipped when that is done.
 
         Returns the refusal of a job that no message can carry; None after a pause if the broker took nothing.
         Raises GiveUp when the worker shuts down.
         """
-        if isinstance(begun, Drop):
-            self._delivery.exit = Exit.DROP
-        else:
+        if isinstance(begun, Postpone):
             try:
-                refused = self._engine.carrying.postpone(begun, self)
+                sent = self._engine.carrying.postpone(begun, self)
             except Exception as error:
                 logger.debug("job %s: could not be sent on", begun.job, exc_info=True)
                 self._wait(error)
                 return None
-            if refused is not None:
-                return refused
-        # For a skipped message `Results` would store None over the real result.
+            if isinstance(sent, Refuse):
+                return sent
+            self._proxy.options.update(sent.options)
         self._proxy.options["store_results"] = False
-        return begun
-
-    def kept_dead(self, why: str, *, may_pass: bool = False) -> SkipMessage:
-        """Mark a delivery that cannot begin for its queue or the dead queue; return what skips its actor."""
-        if may_pass:
-            self._delivery.settle(HOLD)
-            self._proxy.options["store_results"] = False
-        else:
-            self._proxy.fail()
-            self._delivery.settle(Exit.DEAD)
-        return SkipMessage(f"the job could not be begun: {why}")
+        raise Skipped(Exit.DROP, begun.reason)
 
     def _keeps(self, error: Exception) -> bool:
         """Wait before the store is asked again; False if this delivery was held for as long as it may be."""
@@ -308,38 +308,32 @@ class ActorRun:
         if not self._holding.keep_unbegun(error):
             raise GiveUp from None
 
-    def end(self, task: TaskPolicy, begun: Any, exception: BaseException | None) -> None:
-        """Judge an outcome and carry the decision out; raises TakenOver for a success.
+    def end(self, task: TaskPolicy, exception: BaseException | None) -> Exit:
+        """Judge an outcome and carry the decision out; raises TakenOver.
 
         A delivery whose decision finds no place goes back to its queue.
         """
         try:
             self._holding.disarm(exception)
-            if begun is UNBEGUN:
-                self._delivery.exit = HOLD
-                begun = self._begun(task)
-            if not isinstance(begun, (Postpone, Drop)):
-                self._conclude(begun, exception)
-            return None
-        except TakenOver as late:
-            drop(self._proxy, late)
-            if exception is None:
-                # Nothing less keeps the job's pipeline and its callbacks from following.
-                raise
-            return None
+            return self._conclude(self._delivery.begun or self._begun(task), exception)
+        except TakenOver:
+            raise
+        except Skipped as skipped:
+            return skipped.exit
         except GiveUp:
-            self._delivery.exit = Exit.GIVE_BACK
-            return None
+            return Exit.GIVE_BACK
         except Exception as error:
             if may_pass(self, error):
-                return logger.error("job %s goes back to its queue: %r", bare_job(self._proxy), error)
+                logger.error("job %s goes back to its queue: %r", bare_job(self._proxy), error)
+                return HOLD
             logger.exception("job %s: kept in the broker's dead queue", bare_job(self._proxy))
             self._proxy.fail()
-            self._delivery.exit = Exit.DEAD
+            return Exit.DEAD
         except BaseException:
             logger.exception("job %s: interrupted, it goes back to its queue", bare_job(self._proxy))
+            return HOLD
 
-    def _conclude(self, begun: Run | Lost | Refuse, exception: BaseException | None) -> None:
+    def _conclude(self, begun: Run | Lost | Refuse, exception: BaseException | None) -> Exit:
         """Judge an outcome and carry the decision out; try again as long as it finds no place."""
         run = begun.run if isinstance(begun, Lost) else begun
         try:
@@ -350,26 +344,26 @@ class ActorRun:
         succeeded = isinstance(decision, Complete)
         if succeeded and isinstance(run, Run) and run.reservation:
             # It is settled before its acknowledgement, when all other middleware has heard of it.
-            self._delivery.ending, self._delivery.exit = Ending(self._engine, run), ENDING
-            return None
+            self._delivery.ending = Ending(self._engine, run)
+            return ENDING
         is_native = isinstance(run, Run) and run.task.layers.is_native
         goes_on = is_native and isinstance(decision, (RetryAt, SnoozeUntil))
         # Under Dramatiq alone a retry has the arguments as the actor has changed them.
         if not (succeeded or (goes_on and can_carry(self._proxy, run.job))):
             restore_arguments(self._proxy)
         try:
-            return self._engine.carrying.carry(run, decision, self)
+            return self._settle(self._engine.carrying.carry(run, decision, self))
         except NotCarried as error:
             left = error
         while may_pass(self, left.error) and self._holding.keep_unended(left.error):
             try:
                 with at_once():
-                    self._engine.carrying.carry(run, left.decision, self)
+                    settlement = self._engine.carrying.carry(run, left.decision, self)
             except NotCarried as again:
                 left = again
             else:
                 self._holding.ends()
-                return None
+                return self._settle(settlement)
         raise left.error
 
     def _judge(self, begun: Run | Lost | Refuse, exception: BaseException | None) -> Decision:
@@ -409,36 +403,40 @@ class ActorRun:
                 raise NotSent(f"the broker took no retry: {error_in_words(error)}") from error
             send_on(self._engine, self._broker, self._proxy, plain, at)
 
-    def leave(self, settlement: Settlement[Outgoing]) -> None:
-        """Mark how the delivery leaves its queue, and say what Dramatiq's own `Retries` would say."""
-        match settlement.decision:
+    def bury(self, _: Job) -> bool:
+        """Leave a dead letter to the consumer, which puts it into the dead queue as the delivery ends."""
+        return False
+
+    def _settle(self, settlement: Settlement[Outgoing]) -> Exit:
+        """Settle a run, and return how its delivery leaves; say what Dramatiq's own `Retries` would say."""
+        begun, job, decision, leaves = settlement.begun, settlement.job, settlement.decision, Exit.DROP
+        match decision:
             case Complete():
-                self._delivery.exit = NATIVE
+                leaves = NATIVE
             case GiveBack():
-                self._delivery.exit = Exit.GIVE_BACK
-            case Discarded() as decision:
-                self._finish(settlement, decision, Exit.DROP)
-            case DeadLettered() as decision:
-                if not settlement.in_store and isinstance(settlement.begun, Run):
-                    # If the broker delivers it again before it lies there, a settled run would be dropped.
-                    self._engine.reservations.expire(settlement.begun)
-                self._finish(settlement, decision, Exit.DROP if settlement.in_store else Exit.DEAD)
-            case RetryAt() | SnoozeUntil() | None as goes_on:
+                leaves = Exit.GIVE_BACK
+            case Discarded() | DeadLettered():
+                if isinstance(decision, DeadLettered) and not settlement.in_place:
+                    leaves = Exit.DEAD
+                    if isinstance(begun, Run):
+                        # If it comes again before it lies there, a settled run would be dropped.
+                        self._engine.reservations.expire(begun)
+                self._finish(job, decision)
+                tell_end(self._broker, self._proxy, begun, decision)
+            case RetryAt() | SnoozeUntil():
                 if settlement.message is not None:
                     self._proxy.options.update(settlement.message.options)
-                self._delivery.exit = Exit.DROP
-                if isinstance(goes_on, RetryAt):
-                    job_id, wait = settlement.job.id, goes_on.delay * 1000
+                if isinstance(decision, RetryAt):
                     with suppress(Exception):
-                        stock_logger.info("Retrying message %r in %d milliseconds.", job_id, wait)
-            case never:
-                assert_never(never)
+                        wait = decision.delay * 1000
+                        stock_logger.info("Retrying message %r in %d milliseconds.", job.id, wait)
+            case _:
+                assert_never(decision)
+        self._engine.settling.settle(begun, decision)
+        return leaves
 
-    def _finish(
-        self, settlement: Settlement[Outgoing], decision: Discarded | DeadLettered, leaves: Exit
-    ) -> None:
+    def _finish(self, job: Job, decision: Discarded | DeadLettered) -> None:
         """Mark the message failed, so that results, pipelines and other middleware see the end of the job."""
-        job = settlement.job
         options = next_options(job, self._engine.keeping.last_header(job), decision.failure)
         options["retries"] = job.attempt
         if decision.failure.final == THROWN:
@@ -446,5 +444,3 @@ class ActorRun:
             options = {name: value for name, value in options.items() if name == HEADER}
         self._proxy.options.update(options)
         self._proxy.fail()
-        self._delivery.exit = leaves
-        tell_end(self._broker, self._proxy, settlement.begun, decision)

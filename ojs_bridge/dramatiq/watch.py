@@ -12,7 +12,6 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from ..engine.layers import TaskPolicy
 from ..engine.threads import keep_going
 from .compat import (
     consumer_threads,
@@ -158,7 +157,7 @@ def _end_message(message: Any, consumers: Any) -> bool:
     delivery = delivery_of(message)
     if delivery.is_settled:
         return False
-    if delivery.exit is Exit.NATIVE and not isinstance(delivery.task, TaskPolicy):
+    if delivery.exit is Exit.NATIVE and delivery.task is None:
         delivery.settle(Exit.GIVE_BACK)
     # Once: it may have left its broker just before it could be noted.
     delivery.is_settled = True

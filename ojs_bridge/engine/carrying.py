@@ -147,23 +147,22 @@ def may_pass(outlet: Outlet[Any], error: BaseException) -> bool:
 
 
 class Carrying:
-    """Carries decisions out: a job goes on by the store or the broker, or its delivery ends."""
+    """Carries decisions out: a job goes on by the store or the broker, or becomes a dead letter."""
 
-    def __init__(self, context: Context, keeping: Keeping, settling: Settling) -> None:
+    def __init__(self, context: Context, keeping: Keeping) -> None:
         self._now = context.clock
         self._instruments = context.instruments
         self._keeping = keeping
-        self._settling = settling
 
-    def carry(self, begun: Run | Refuse, decision: Decision, outlet: Outlet[M]) -> None:
-        """Carry a decision out, and settle the run.
+    def carry(self, begun: Run | Refuse, decision: Decision, outlet: Outlet[M]) -> Settlement[M]:
+        """Carry a decision out; return what the adapter is to settle when it knows how the delivery ends.
 
         If the job's own message stands in the way, the job becomes a dead letter. Raises TakenOver, and
         NotCarried for an error that may be over later.
         """
         try:
             with self._instruments.step("ojs.nack", begun.job) if self._instruments.all else nullcontext():
-                self._carry(begun, decision, outlet)
+                return self._carry(begun, decision, outlet)
         except BaseException as error:
             if strikes(error):
                 raise
@@ -172,40 +171,39 @@ class Carrying:
             log_error(error, "job %s: its decision cannot be carried out", begun.job)
             decision = self.impossible(begun.job, decision, error)
             try:
-                self._carry(begun, decision, outlet)
+                return self._carry(begun, decision, outlet)
             except BaseException as worse:
                 if strikes(worse):
                     raise
                 raise NotCarried(decision, worse) from worse
-        self._settling.settle(begun, decision)
 
-    def postpone(self, begun: Postpone, outlet: Outlet[M]) -> Refuse | None:
-        """Send a job on that came before its time; return its refusal if no message can carry it.
+    def postpone(self, begun: Postpone, outlet: Outlet[M]) -> M | Refuse:
+        """Send a job on that came before its time; return its message, or its refusal if none can carry it.
 
         Raises TakenOver, and any error that may be over later.
         """
         try:
-            self._send_on(begun, begun.job, begun.at, None, outlet)
+            return self._send_on(begun, begun.job, begun.at, None, outlet)
         except Exception as error:
             # The worker that holds a reserved job ends it. Any other job would wait for ever.
             if outlet.can_wait and (begun.reservation is not None or may_pass(outlet, error)):
                 raise
             logger.exception("job %s cannot be put off", begun.job)
             return Refuse(begun.job, self.impossible(begun.job, None, error))
-        return None
 
-    def _carry(self, begun: Run | Refuse, decision: Decision, outlet: Outlet[M]) -> None:
+    def _carry(self, begun: Run | Refuse, decision: Decision, outlet: Outlet[M]) -> Settlement[M]:
         job = self.after(begun.job, decision)
         match decision:
             case RetryAt() | SnoozeUntil():
-                self._send_on(begun, job, decision.at, decision, outlet)
+                message = self._send_on(begun, job, decision.at, decision, outlet)
+                return Settlement(begun, job, decision, message)
             case DeadLettered():
                 in_store = self._keeping.is_buried(
                     begun, job, decision, outlet.framework, outlet.message(None), can_wait=outlet.can_wait
                 )
-                outlet.leave(Settlement(begun, job, decision, in_store=in_store))
+                return Settlement(begun, job, decision, in_place=in_store or outlet.bury(job))
             case Complete() | GiveBack() | Discarded():
-                outlet.leave(Settlement(begun, job, decision))
+                return Settlement(begun, job, decision)
             case _:
                 assert_never(decision)
 
@@ -216,26 +214,24 @@ class Carrying:
         at: datetime,
         decision: RetryAt | SnoozeUntil | None,
         outlet: Outlet[M],
-    ) -> None:
-        """Park a job or publish it, as its time asks for; if that fails, do the other."""
+    ) -> M:
+        """Park a job or publish it, as its time asks for; if that fails, do the other. Return its message."""
         onward = Onward(job, self._keeping.header(job), at, decision)
-        message = outlet.message(onward)
-        if message is not None:
-            parks, failed = self._keeping.parks(at), None
-            for in_store in (parks, not parks):
-                try:
-                    if in_store:
-                        self._keeping.park(begun, onward, outlet.framework, message.kept())
-                    else:
-                        outlet.publish(message, at)
-                    break
-                except outlet.unreachable as error:
-                    if failed is not None or self._keeping.store is None:
-                        raise
-                    failed = error
-            if failed is not None:
-                logger.warning("job %s: %r; it is kept the other way", job, failed)
-        outlet.leave(Settlement(begun, job, decision, message))
+        message, parks, failed = outlet.message(onward), self._keeping.parks(at), None
+        for in_store in (parks, not parks):
+            try:
+                if in_store:
+                    self._keeping.park(begun, onward, outlet.framework, message.kept())
+                else:
+                    outlet.publish(message, at)
+                break
+            except outlet.unreachable as error:
+                if failed is not None or self._keeping.store is None:
+                    raise
+                failed = error
+        if failed is not None:
+            logger.warning("job %s: %r; it is kept the other way", job, failed)
+        return message
 
     def impossible(self, job: Job, decision: Decision | None, error: BaseException) -> DeadLettered:
         """Return the decision for a job whose own message stands in the way of the decision before."""

@@ -64,7 +64,7 @@ class Engine:
         )
         self.keeping = Keeping(context, self.reservations, park_after)
         self.settling = Settling(context, self.reservations, self.keeping, reservation, park_after)
-        self.carrying = Carrying(context, self.keeping, self.settling)
+        self.carrying = Carrying(context, self.keeping)
         #: Whether nobody needs to know that a job has begun.
         self.is_silent = context.store is None and not context.events.listeners
         self._retry = retry

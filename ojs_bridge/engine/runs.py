@@ -163,17 +163,16 @@ class Onward:
 
 @dataclass(frozen=True, slots=True)
 class Settlement(Generic[M]):
-    """How a delivery leaves its queue: its job goes on by another message, or has ended.
+    """What was carried out: a job goes on by another message, or has ended, and its delivery can leave.
 
-    `job` is the job after the decision. Without a decision it came before its time. A dead letter that is not
-    `in_store` belongs into the broker's dead queue.
+    `job` is the job after the decision, and `in_place` whether a dead letter has its place.
     """
 
-    begun: Run | Refuse | Postpone
+    begun: Run | Refuse
     job: Job
-    decision: Decision | None
+    decision: Decision
     message: M | None = None
-    in_store: bool = False
+    in_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +185,7 @@ class Backlog:
 
 
 class Outlet(Protocol[M]):
-    """One delivery; its adapter sends it on or ends it for the engine."""
+    """What the engine needs of one delivery to make its messages, and to send them."""
 
     framework: str
 
@@ -202,17 +201,14 @@ class Outlet(Protocol[M]):
     def parts(self) -> Sequence[object]:
         """What the message says: if that nests too deeply, no process has room for it."""
 
-    def message(self, onward: Onward | None) -> M | None:
-        """Return the message of a job that goes on, or the message as it came.
-
-        None for a job that its framework runs again at once, without a message.
-        """
+    def message(self, onward: Onward | None) -> M:
+        """Return the message of a job that goes on, or the message as it came."""
 
     def publish(self, message: M, at: datetime) -> None:
         """Publish a message, which is due at a time."""
 
-    def leave(self, settlement: Settlement[M]) -> None:
-        """Remove the delivery from its queue: nothing of it is needed any more, or it belongs elsewhere."""
+    def bury(self, job: Job, /) -> bool:
+        """Put a dead letter that the store has not into the broker's dead queue; False if it is not there."""
 
 
 class Publisher(Protocol):

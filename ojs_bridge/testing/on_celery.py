@@ -31,7 +31,7 @@ from kombu.utils.functional import LRUCache
 from ..bridge import Bridge
 from ..celery import compat
 from ..celery.attach import FRAMEWORK, attach, is_bridged, is_prepared, task_policy
-from ..celery.outcomes import task_outcome
+from ..celery.delivery import task_outcome
 from ..celery.worker import settle_success
 from ..engine.layers import TaskPolicy
 from ..engine.runs import Run

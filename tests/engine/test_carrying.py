@@ -64,13 +64,19 @@ class Written:
             raise self.raises
         self.asked.append(f"publish {message}")
 
-    def leave(self, settlement: Settlement[Letter]) -> None:
-        """Write the call down, or fail where the broker is to keep the letter."""
-        decision, job = settlement.decision, settlement.job
-        if self.raises and isinstance(decision, DeadLettered) and not settlement.in_store:
+    def bury(self, job: Job, /) -> bool:
+        """Write the call down, or fail."""
+        if self.raises:
             raise self.raises
-        where = ", in the store" if settlement.in_store else ""
-        self.asked.append(f"{type(decision).__name__} {job.attempt} {len(job.errors)}{where}")
+        self.asked.append(f"bury {job.attempt}")
+        return True
+
+
+def told(settlement: Settlement[Letter]) -> str:
+    """What was carried out, in words."""
+    decision, job = settlement.decision, settlement.job
+    where = ", in its place" if settlement.in_place else ""
+    return f"{type(decision).__name__} {job.attempt} {len(job.errors)}{where}"
 
 
 @pytest.fixture
@@ -92,13 +98,13 @@ def retry_in(bridge: Bridge, seconds: float) -> RetryAt:
 
 
 def test_each_decision_has_its_way_out(bridge: Bridge) -> None:
-    """The outlet is told of each decision, and where its letter is."""
-    ways = []
-    for decision in ENDS:
-        outlet = Written()
-        bridge.engine.carrying.carry(Refuse(JOB, DeadLettered("invalid", FAILURE, "why")), decision, outlet)
-        ways += outlet.asked
-    assert ways == ["Discarded 1 1", "DeadLettered 1 1, in the store", "Complete 1 0", "GiveBack 1 0"]
+    """Each is told, and whether its letter has a place: in the store, or else in the broker's dead queue."""
+    refused = Refuse(JOB, DeadLettered("invalid", FAILURE, "why"))
+    ways = [told(bridge.engine.carrying.carry(refused, decision, Written())) for decision in ENDS]
+    assert ways == ["Discarded 1 1", "DeadLettered 1 1, in its place", "Complete 1 0", "GiveBack 1 0"]
+    outlet = Written()
+    assert told(Bridge().engine.carrying.carry(refused, ENDS[1], outlet)) == ways[1]
+    assert outlet.asked == ["bury 1"]
     assert bridge.dead_letters.get("j-1").message == {"onward": False}
 
 
@@ -106,14 +112,14 @@ def test_each_decision_has_its_way_out(bridge: Bridge) -> None:
 def test_the_time_of_a_retry_says_where_it_waits(bridge: Bridge, seconds: float, parked: bool) -> None:
     """A retry or a snooze that is due late waits in the store, another in the broker."""
     outlet = Written()
-    bridge.engine.carrying.carry(begun(bridge), retry_in(bridge, seconds), outlet)
+    settlement = bridge.engine.carrying.carry(begun(bridge), retry_in(bridge, seconds), outlet)
     published = [] if parked else ["publish {'onward': True}"]
-    assert outlet.asked == [*published, "RetryAt 2 1"]
+    assert (outlet.asked, told(settlement)) == (published, "RetryAt 2 1")
     assert bridge.retries.count() == parked
     outlet = Written()
     at = bridge.engine.now() + timedelta(seconds=seconds)
-    bridge.engine.carrying.carry(begun_again(bridge), SnoozeUntil(at, seconds, "why"), outlet)
-    assert outlet.asked == [*published, "SnoozeUntil 1 0"]
+    settlement = bridge.engine.carrying.carry(begun_again(bridge), SnoozeUntil(at, seconds, "why"), outlet)
+    assert (outlet.asked, told(settlement)) == (published, "SnoozeUntil 1 0")
 
 
 def begun_again(bridge: Bridge) -> Run:
@@ -127,8 +133,8 @@ def begun_again(bridge: Bridge) -> Run:
 def test_what_the_broker_does_not_take_is_parked(bridge: Bridge) -> None:
     """The retry is parked, though it is due soon."""
     outlet = Written(raises=ConnectionError("down"))
-    bridge.engine.carrying.carry(begun(bridge), retry_in(bridge, 1), outlet)
-    assert outlet.asked == ["RetryAt 2 1"]
+    settlement = bridge.engine.carrying.carry(begun(bridge), retry_in(bridge, 1), outlet)
+    assert (outlet.asked, told(settlement)) == ([], "RetryAt 2 1")
     assert bridge.retries.get("j-1").message == {"onward": True}
 
 
@@ -146,8 +152,8 @@ def test_what_finds_no_place_is_told(bridge: Bridge) -> None:
 def test_a_message_that_stands_in_its_own_way_is_a_dead_letter(bridge: Bridge, raises: Exception) -> None:
     """The job is a dead letter, whatever is wrong with its message."""
     outlet = Written(raises=raises, can_wait=False, unreachable=())
-    bridge.engine.carrying.carry(begun(bridge), retry_in(bridge, 1), outlet)
-    assert outlet.asked == ["DeadLettered 1 1, in the store"]
+    settlement = bridge.engine.carrying.carry(begun(bridge), retry_in(bridge, 1), outlet)
+    assert (outlet.asked, told(settlement)) == ([], "DeadLettered 1 1, in its place")
     letter = bridge.dead_letters.get("j-1")
     assert (letter.cause, letter.error_type) == ("invalid", "external.timeout")
     assert str(raises) in letter.reason

@@ -165,7 +165,7 @@ def test_a_crash_that_cannot_be_judged_is_judged_later(
 ) -> None:
     fleet, faults = separate(visibility=5), Faults(tmp_path)
     fleet.start("-c", "2", env=faults.env).await_ready()
-    with faults.at("celery.run:TaskRun._resume", kind):
+    with faults.at("celery.delivery:Delivery.resume", kind):
         job = fleet.send("act_kept", dies(), "again")
     assert fleet.end(job) == "SUCCESS"
     assert [run.attempt for run in fleet.runs(job)] == [1, 2]

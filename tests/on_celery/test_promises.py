@@ -13,7 +13,8 @@ from celery import Celery
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy
 from ojs_bridge.celery import OJSTask, install, ojs_task, sending
 from ojs_bridge.celery.attach import task_policy
-from ojs_bridge.celery.outcomes import is_the_tasks_own, undisturbed
+from ojs_bridge.celery.ends import Over, telling
+from ojs_bridge.celery.run import is_the_tasks_own, undisturbed
 
 
 @pytest.fixture
@@ -149,3 +150,10 @@ def test_a_job_that_is_done_is_let_go_of_at_once(app: Celery) -> None:
         assert seen() is None
     finally:
         gc.enable()
+
+
+def test_an_error_that_two_jobs_raise_tells_of_the_end_of_each(app: Celery) -> None:
+    """A module may raise one error object in all of its jobs: nothing of an earlier job may stick to it."""
+    task, error = app.task(shared=False)(nothing), OSError("down")
+    assert vars(telling(task, task.request, Over(error, is_acknowledged=False))) != {}
+    assert vars(telling(task, task.request, Over(error))) == {}

@@ -57,7 +57,7 @@ def test_whatever_strikes_as_a_job_ends_the_job_goes_on(
 
     def ends(n: int, nth: int) -> None:
         if n == 1:
-            strikes[nth] = Strike(nth, error, STRUCK, "run")
+            strikes[nth] = Strike(nth, error, STRUCK, "process_message")
             strikes[nth].arm()
             if raises:
                 raise OSError("down")

@@ -1,0 +1,264 @@
+"""One delivery of a Celery task: what is known of it, what is published for it, and how it ends.
+
+The process that runs the task ends it, or the worker's main process, when that process has died.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
+from numbers import Real
+from typing import Any
+
+from celery import Task
+from celery.exceptions import Retry
+
+from ..engine.carrying import NotCarried
+from ..engine.engine import Engine
+from ..engine.events import log_error
+from ..engine.reservations import TakenOver
+from ..engine.runs import Drop, Lost, Onward, Postpone, Refuse, Run, Settlement
+from ..engine.storage_retry import is_of_process
+from ..errors import InvalidState, StoreError
+from ..messages import HEADER, parameters_of
+from ..rules.decision import Complete, Decision, RetryAt, SnoozeUntil
+from ..rules.failures import ErrorMap, Failure, Outcome, outcome_of
+from ..rules.job import Job
+from . import sending
+from . import wire as wires
+from .attach import FRAMEWORK, attach, task_policy
+from .ends import Done, End, GivenBack, LostAttempt, RefusedJob, Unsettled, carried_on, end_of
+from .holding import kept, portable, until_begun
+from .wire import KEY, OUTCOME, Carried, Wire, known
+from .wish import Wish, countdown_of, eager_signature, reason_of, until
+
+logger = logging.getLogger("ojs_bridge")
+
+
+class Delivery:
+    """One delivery of a task, the engine's outlet: what is published for it, and how it ends."""
+
+    framework = FRAMEWORK
+
+    def __init__(self, task: Task, request: Any) -> None:
+        self.engine: Engine = attach(task.app).engine
+        self.task = task
+        self.request = request
+        #: Whether the broker still has the message, and takes it back.
+        self.can_wait = bool(task.acks_late and not request.is_eager)
+        # The properties of the bridge are hidden from the task.
+        properties = request.properties = dict(request.properties or {})
+        #: The message; None for an eagerly applied task, which has none.
+        self.carried: Carried | None = properties.pop(KEY, None)
+        #: The decision on a run that has ended, if it could not be carried out yet.
+        self.unsettled: Unsettled | None = properties.pop(OUTCOME, None)
+        self.headers: Mapping[str, Any] = (request.headers or {}) if self.carried is None else self.carried[3]
+        #: The mark by which two messages of the job's first run differ; "" if the broker gives none.
+        self.publication = "" if self.carried is None else self.carried[4]
+        self.parts = self.headers, request.args, request.kwargs
+        #: The message of a retry, as the task's own way down has made it.
+        self.changed: Wire | None = None
+
+    @property
+    def unreachable(self) -> tuple[type[Exception], ...]:
+        """The errors of a store or a broker that is out of reach."""
+        return (StoreError, *sending.out_of_reach(self.task.app))
+
+    @functools.cached_property
+    def wire(self) -> Wire:
+        """The message; an eagerly applied task gets the one that it would have had."""
+        app, request = self.task.app, self.request
+        if self.carried is None:
+            return wires.eager(app, self.task.name, request, self.headers)
+        return wires.delivered(app, self.carried, request.properties or {}, request.delivery_info or {})
+
+    def read(self) -> tuple[Job | InvalidState, Job]:
+        """Return the job by its message's state, or the error in that state, and as Celery alone has it."""
+        # The whole message takes time to make, and only a job that goes on needs it.
+        wire = self.wire if self.carried is None else None
+        return wires.read(self.task, self.request, self.headers, wire)
+
+    def message(self, onward: Onward | None) -> sending.Outgoing:
+        """Return the message as it came, or as it goes on."""
+        wire, parameters = self.wire, parameters_of(self.task.run)
+        if onward is None:
+            return sending.Outgoing(wire, None, parameters)
+        changes: dict[str, Any] = {HEADER: onward.header.text}
+        if onward.decision is not None:
+            changes["retries"] = onward.job.attempt - 1
+        if isinstance(onward.decision, RetryAt):
+            wire = self.changed or wire
+        return sending.Outgoing(wire, changes, parameters)
+
+    def publish(self, message: sending.Outgoing, at: datetime) -> None:
+        """Publish a message, which is due at a time."""
+        publish = functools.partial(sending.publish, self.task.app, message, self.engine.now(), at)
+        self.engine.context.storage_retry.run(publish, retry_on=self.unreachable)
+
+    def bury(self, job: Job) -> bool:
+        """Bury the message in its queue's dead queue; False if there is none, or for an eager task."""
+        if self.request.is_eager:
+            return False
+        header, app = self.engine.keeping.last_header(job), self.task.app
+        changes = {"retries": job.attempt, **({} if header is None else {HEADER: header.text})}
+        return sending.is_buried(self.engine, app, self.wire, changes, can_wait=self.can_wait)
+
+    def judge(self, begun: Run, outcome: BaseException | Outcome) -> Decision:
+        """Return the decision about a run. Celery sends a retry that comes too late, and revokes it then."""
+        if begun.job.expires and begun.task.layers.is_native:
+            begun = begun._replace(job=begun.job._replace(expires=None))
+        return self.engine.judge(begun, outcome)
+
+    def conclude(
+        self,
+        begun: Run | Refuse,
+        decision: Decision,
+        shown: Exception,
+        *,
+        wish: Wish | None = None,
+        changed: Wire | None = None,
+    ) -> End:
+        """Carry a decision out, and settle the run.
+
+        Celery is shown an error. A retry comes of a `wish`, or has a `changed` message. A decision that has
+        no place now waits in the worker. The outcome of a run that was taken over does not count.
+        """
+        self.changed = wish.wire if wish else changed
+        try:
+            self.engine.settling.check(begun, can_wait=self.can_wait, waits=True)
+            if self.request.is_eager and isinstance(decision, (RetryAt, SnoozeUntil)):
+                settlement = self._eagerly(begun, decision, wish)
+            elif wish and wish.accepted and wish.wire is None:
+                # The task's own code has sent the retry by itself, or has sent none.
+                settlement = Settlement(begun, begun.job, decision)
+            else:
+                settlement = self.engine.carrying.carry(begun, decision, self)
+        except TakenOver as late:
+            return self.dropped(late)
+        except (NotCarried, StoreError) as left:
+            decision, error = getattr(left, "decision", decision), getattr(left, "error", left)
+            return self.keep(begun, error, Unsettled(os.getpid(), decision, shown, self.changed))
+        self.engine.settling.settle(begun, settlement.decision)
+        return end_of(self.task, self.request, settlement, shown, wish)
+
+    def _eagerly(
+        self, begun: Run | Refuse, decision: RetryAt | SnoozeUntil, wish: Wish | None
+    ) -> Settlement[Any]:
+        """Return the settlement of a job that runs again at once, with the signature by which it does."""
+        carrying = self.engine.carrying
+        try:
+            job = carrying.after(begun.job, decision)
+            # A due time would only postpone it.
+            header = self.engine.keeping.header(job._replace(next_retry_at=None))
+            asked = wish and wish.signal and wish.signal.sig
+            signature = eager_signature(self.task, self.request, asked, job, header)
+        except Exception as error:  # noqa: BLE001 - the task's own code may have made the signature
+            log_error(error, "job %s: its eager retry cannot be made", begun.job)
+            return carrying.carry(begun, carrying.impossible(begun.job, decision, error), self)
+        return Settlement(begun, job, decision, signature)
+
+    def dropped(self, late: TakenOver) -> End:
+        """Log that the outcome of a run does not count: Celery is to store nothing."""
+        logger.warning("job %s: %s", late.job, late)
+        # The worker that took the run over may have died since. The next delivery finds out.
+        return GivenBack(str(late)) if self.can_wait else Done(str(late))
+
+    def keep(self, begun: Run | Refuse, error: Exception, unsettled: Unsettled) -> End:
+        """Return the end of a delivery whose outcome has to wait."""
+        if isinstance(begun, Run):
+            self.engine.reservations.expire(begun)
+        return kept(self.request, error, portable(unsettled), returnable=self.can_wait)
+
+    def not_run(self, begun: Lost | Postpone | Drop | Refuse) -> End:
+        """Carry out the engine's answer to a delivery whose task is not run."""
+        match begun:
+            case Lost() if carried_on(self.task, self.request, begun.run.began):
+                self.engine.settling.settle(begun.run, Complete())
+                return Done("its worker had stored its success before it died")
+            case Lost():
+                decision = self.judge(begun.run, begun.failure)
+                return self.conclude(begun.run, decision, LostAttempt(begun.failure.message))
+            case Postpone():
+                return self.postpone(begun)
+            case Refuse():
+                return self.refuse(begun)
+            case Drop():
+                return Done(begun.reason)
+
+    def refuse(self, refused: Refuse) -> End:
+        """Keep a job that cannot be read as a dead letter."""
+        return self.conclude(refused, refused.decision, RefusedJob(refused.decision.reason))
+
+    def postpone(self, begun: Postpone) -> End:
+        """Send a job on that came before its time."""
+        try:
+            sent = self.engine.carrying.postpone(begun, self)
+        except Exception as error:  # noqa: BLE001 - the job waits in the worker
+            return until_begun(error)
+        return self.refuse(sent) if isinstance(sent, Refuse) else Done(begun.reason)
+
+    def resume(self, process: int | None) -> Run | Drop | Postpone | Refuse:
+        """Return the run that another process of this machine began and did not end; raises StoreError."""
+        job, bare = self.read()
+        return self.engine.resume(
+            job, bare, task_policy(self.task.app, self.task), publication=self.publication, process=process
+        )
+
+    def unbegun(self, error: Exception) -> End:
+        """Keep a job that could not be begun."""
+        if not self.request.is_eager and is_of_process(error, *self.parts):
+            return until_begun(error, self.unsettled)
+        logger.error("job %s could not be begun", known(self.request), exc_info=error)
+        try:
+            job, bare = self.read()
+        except Exception:  # noqa: BLE001 - anything may be wrong with the message
+            job = bare = Job(str(self.request.id), str(self.task.name), "")
+        try:
+            return self.refuse(self.engine.unbegun(job if isinstance(job, Job) else bare, error))
+        except Exception as worse:  # noqa: BLE001 - the delivery itself is the last place for the job
+            return kept(self.request, worse, returnable=self.can_wait)
+
+
+def outcome_asked(wish: Wish, run: Run, now: datetime) -> Outcome:
+    """Return the outcome of a run whose task has called `self.retry(...)`."""
+    # Unless an owner has set waits, those of the policy are for autoretry_for alone.
+    default = wish.default_delay if run.task.layers.waits_are_native else None
+    cause = _causeless(wish, run) if wish.cause is None else wish.cause
+    return _asked(cause, wish.after(now, wish.task.app.timezone), run.task.errors, default)
+
+
+def task_outcome(task: Task, raised: BaseException, run: Run, now: datetime) -> Outcome:
+    """Return the outcome of a run whose task raised; Celery's Retry asks for a retry."""
+    if issubclass(type(raised), Retry):
+        return _asked(reason_of(raised), _hint(raised, now, task.app.timezone), run.task.errors)
+    return outcome_of(raised, run.task.errors, run.task.layers.retries.rules_out(raised))
+
+
+def _causeless(wish: Wish, run: Run) -> BaseException:
+    """Return what stands in the history for a call of `self.retry(...)` without an error."""
+    if run.job.attempt >= run.policy.runs:
+        return wish.error
+    asked: BaseException = Retry("self.retry() was called without an error")
+    return asked
+
+
+def _asked(
+    cause: BaseException, after: timedelta | None, errors: ErrorMap, default: timedelta | None = None
+) -> Outcome:
+    asked = outcome_of(cause, errors)
+    if not isinstance(asked, Failure):
+        return asked
+    said = asked.retry_after if after is None else after
+    return replace(asked, code="RETRY", retry_after=default if said is None else said)
+
+
+def _hint(signal: Any, now: datetime, zone: Any) -> timedelta | None:
+    """Return the delay that Celery's Retry asks for; None if it is no time."""
+    with suppress(ValueError):
+        return countdown_of(signal.when) if isinstance(signal.when, Real) else until(signal.when, now, zone)
+    return None
