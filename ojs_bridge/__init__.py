@@ -24,7 +24,13 @@ from .errors import (
     Unstorable,
 )
 from .messages import Reading
+from .operations.audit import Mark, Record
+from .operations.bulk import Preview
+from .operations.groups import ErrorGroup, Timeline
+from .operations.health import Health
 from .operations.operation import Operation
+from .operations.parked_retries import Drained
+from .operations.rates import RateHistory
 from .operations.replaying import Bulk, ReplayRule
 from .operations.retention import Retention
 from .rules.backoff import Intervals, Jitter, Seeded
@@ -66,9 +72,12 @@ __all__ = [
     "ConfigurationError",
     "DeadLetter",
     "Discard",
+    "Drained",
+    "ErrorGroup",
     "Event",
     "Fail",
     "Filter",
+    "Health",
     "Intervals",
     "InvalidRetryPolicy",
     "InvalidState",
@@ -77,6 +86,7 @@ __all__ = [
     "Letter",
     "LetterNotFound",
     "Listener",
+    "Mark",
     "NotExpressible",
     "NotFound",
     "NotResumable",
@@ -88,7 +98,10 @@ __all__ = [
     "ParkedPage",
     "PartialPolicy",
     "PolicyEntry",
+    "Preview",
+    "RateHistory",
     "Reading",
+    "Record",
     "Redaction",
     "ReplayRule",
     "Response",
@@ -102,6 +115,7 @@ __all__ = [
     "StorageRetry",
     "Store",
     "StoreError",
+    "Timeline",
     "Unpublishable",
     "Unreachable",
     "Unroutable",
