@@ -17,7 +17,6 @@ from .operations.audit import Audit, Marks
 from .operations.broker_letters import BrokerLetters
 from .operations.bulk import Operations
 from .operations.dead_letters import DeadLetters
-from .operations.groups import INDEX_PERIOD, Indexing
 from .operations.health import BEAT, Beat, Probe
 from .operations.letters import Jobs
 from .operations.parked_retries import ParkedRetries
@@ -150,10 +149,8 @@ class Bridge:
         self.retries = ParkedRetries(context)
         letters, retries = self.dead_letters, self.retries
         self.jobs = Jobs(letters.find, retries.find, letters.id_of, retries.id_of)
-        self.operations = Operations(context, self.dead_letters, self.retries)
-        self.audit: Audit = self.operations.audit
-        self.marks: Marks = self.operations.marks
-        self.health: Probe = self.operations.health
+        self.audit, self.marks, self.health = Audit(context), Marks(context), Probe(context)
+        self.operations = Operations(context, self.dead_letters, self.retries, self.audit)
 
     def counts(self, *, queue: str | None = None) -> Mapping[str, int]:
         """Return how many jobs, of all queues or of one, are in each state that the store knows of.
@@ -206,8 +203,7 @@ class Bridge:
         seconds = PRUNE_PERIOD.total_seconds()
         prune = Chore("pruning", seconds, self.dead_letters.prune_once_a_period)
         replay = Chore("replay rules", RULES_PERIOD.total_seconds(), self.dead_letters.apply_replay_rules)
-        index = Chore("indexes", INDEX_PERIOD.total_seconds(), Indexing(self.engine.context).once_a_period)
-        return prune, replay, index, Chore("telling that this worker lives", BEAT.total_seconds(), beat.tell)
+        return prune, replay, Chore("telling that this worker lives", BEAT.total_seconds(), beat.tell)
 
     def stop(self) -> None:
         """End the scheduler with the last worker, and let the listeners hear the last events."""

@@ -22,9 +22,8 @@ from ..engine.runs import Override
 from ..errors import NotResumable, StoreError, Unreachable
 from ..rules.job import Job
 from ..store import EVERYTHING, Fields, Filter, Letter
-from .audit import Audit, Marks, uninterrupted
+from .audit import Audit, uninterrupted
 from .dead_letters import DeadLetters
-from .health import Probe
 from .letters import page_size
 from .operation import ON_RETRIES, RECORDED, Action, JsonAction, Ledger, Operation, State, action_of, check
 from .parked_retries import ParkedRetries
@@ -51,13 +50,11 @@ class Preview:
 class Operations:
     """The bulk operations of one bridge. Its methods raise StoreError; without a store ConfigurationError."""
 
-    def __init__(self, context: Context, letters: DeadLetters, retries: ParkedRetries) -> None:
+    def __init__(self, context: Context, letters: DeadLetters, retries: ParkedRetries, audit: Audit) -> None:
         self._context, self._ledger = context, Ledger(context)
         self.letters, self.retries = letters, retries
         letters.carry_out = self._to_its_end
-        self._audit = Audit(context)
-        #: Aliases of `bridge.audit`, `bridge.marks` and `bridge.health`.
-        self.audit, self.marks, self.health = self._audit, Marks(context), Probe(context)
+        self._audit = audit
 
     def begin(
         self,
@@ -118,9 +115,9 @@ class Operations:
     ) -> Operation:
         """Carry an operation out, and return it as it ended; `progress` is called after each step.
 
-        An operation whose broker is away ends as `failed`. So does one that meets any other error, and as
-        `stopped` one that is interrupted; these errors are raised. Raises NotResumable when another process
-        has taken the operation up.
+        It ends as `failed` if its broker is away, or at any other error, and as `stopped` if it is
+        interrupted. Other errors than the broker's are raised. Raises NotResumable when another process has
+        taken the operation up.
         """
         running = Running(operation, self._ledger, self._audit, self.letters, self.retries, progress)
         return self._ledger.with_jobs([running.to_its_end()])[0]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -14,8 +12,7 @@ from typing import Any, get_args
 from typing_extensions import Unpack
 
 from ..engine.context import Context
-from ..engine.scheduler import once_a_period
-from ..errors import NotFound, StoreError
+from ..errors import NotFound
 from ..rules.fingerprint import frame_of, pattern_of
 from ..rules.job import format_time, parse_time
 from ..store import (
@@ -25,14 +22,13 @@ from ..store import (
     Filter,
     Group,
     GroupPage,
-    Letter,
     Order,
     Store,
     from_ms,
     to_ms,
 )
 from .audit import Actor, Audit
-from .letters import MAX_PAGE, every_page, said, shown, without_text
+from .letters import MAX_PAGE, every_page, shown, without_text
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -47,14 +43,13 @@ MOST, MOST_SKIPPED = 200, 100_000
 class Mute:
     """A mute of a group, by a person, from a time on, until another time.
 
-    It is lifted before that when more letters than `count`, the number that the group had, have died since;
-    None in a mute of an earlier release.
+    It is lifted before that when more letters than `count`, the number that the group had, have died since.
     """
 
     by: str
     at: datetime
     until: datetime
-    count: int | None
+    count: int
 
     def to_ojs(self) -> dict[str, Any]:
         """Return the mute in JSON."""
@@ -183,7 +178,7 @@ class Groups:
             for name, mute in mutes.items()
             if mute is not None
             and mute.until > now
-            and (mute.count is None or self._store.count(Filter(group=name, since=mute.at)) <= mute.count)
+            and self._store.count(Filter(group=name, since=mute.at)) <= mute.count
         }
 
     def mute(self, group: str, *, until: datetime | None = None) -> Mute:
@@ -245,55 +240,4 @@ def _mute_of(document: Document) -> Mute | None:
     mute = document.body["muted"]
     if mute is None:
         return None
-    at, until = parse_time(mute["at"]), mute["until"]
-    return Mute(mute["by"], at, parse_time(until) if until else at + LASTS, mute.get("count"))
-
-
-#: How often a worker of the fleet looks for letters to index, and how long it works on them.
-INDEX_PERIOD, WORKED = timedelta(minutes=5), timedelta(minutes=4)
-#: The least seconds between two batches.
-PAUSE = 0.01
-
-
-class Indexing:
-    """Indexes the texts of dead letters, while others use the store."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._store = context.store_for("dead letters")
-
-    def once_a_period(self) -> None:
-        """Start `work` on a thread. Only one worker of the fleet starts it in a period."""
-        begin = threading.Thread(target=self._safely, name="ojs-indexing", daemon=True).start
-        once_a_period(self._store, "indexes", INDEX_PERIOD, self._context.clock, begin)
-
-    def work(self) -> None:
-        """Index letters for four minutes at most.
-
-        The work may stop at any time and go on later. It pauses for as long as each batch took.
-        """
-        begun = time.monotonic()
-        ends = begun + WORKED.total_seconds()
-        for _ in self._store.index_texts(self._text_of):
-            now = time.monotonic()
-            if now > ends:
-                break
-            time.sleep(max(PAUSE, now - begun))
-            begun = time.monotonic()
-
-    def _safely(self) -> None:
-        try:
-            self.work()
-        except StoreError as error:
-            logger.warning("dead letters were not all indexed this time: %s", error)
-        except Exception:
-            logger.exception("dead letters were not all indexed this time")
-
-    def _text_of(self, letter: Letter) -> str | None:
-        """Return the text of a letter, followed by its redacted text."""
-        redactor = self._context.redactor
-        try:
-            texts = [said(letter), said(shown(letter, redactor))] if redactor else [said(letter)]
-        except Exception:  # noqa: BLE001 - a redaction is the user's code
-            return None
-        return "\n".join(texts)
+    return Mute(mute["by"], parse_time(mute["at"]), parse_time(mute["until"]), mute["count"])

@@ -177,14 +177,14 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker process as it wrote of itself last; an earlier release writes neither framework nor queues."""
+    """A worker process as it wrote of itself last."""
 
     name: str
     seen_at: datetime
-    host: str = ""
-    framework: str = ""
-    queues: tuple[str, ...] = ()
-    ended: bool = False
+    host: str
+    framework: str
+    queues: tuple[str, ...]
+    ended: bool
 
 
 def workers_in(store: Store) -> Sequence[Worker]:
@@ -192,10 +192,9 @@ def workers_in(store: Store) -> Sequence[Worker]:
     newest: dict[str, Worker] = {}
     for page in every_page(lambda cursor: store.list_documents(KIND, limit=_PAGE, cursor=cursor)):
         for document in page.documents:
-            known = {name: value for name, value in document.body.items() if name in Worker.__slots__}
-            seen_at = known.pop("seen_at", None)
-            queues = tuple(known.pop("queues", ()))
-            worker = Worker(**known, seen_at=parse_time(seen_at) if seen_at else document.at, queues=queues)
+            body = document.body
+            places = body["host"], body["framework"], tuple(body["queues"])
+            worker = Worker(body["name"], parse_time(body["seen_at"]), *places, body["ended"])
             if worker.name not in newest or newest[worker.name].seen_at < worker.seen_at:
                 newest[worker.name] = worker
     return [*newest.values()]
@@ -210,7 +209,7 @@ class Workers:
     def __init__(self, workers: Sequence[Worker], now: datetime) -> None:
         # A worker whose clock is ahead would be seen long after its death.
         self.living = [w for w in workers if not w.ended and now - LATELY < w.seen_at <= now + LATELY]
-        self._dead = [w for w in workers if not w.ended and w.framework and w.seen_at <= now - LATELY]
+        self._dead = [w for w in workers if not w.ended and w.seen_at <= now - LATELY]
 
     def queues_of(self, framework: str) -> set[str]:
         """Return the queues of a framework that workers take, or took before they died."""
@@ -222,8 +221,7 @@ class Workers:
         for workers, count in ((self.living, 1), (self._dead, 0)):
             for worker in workers:
                 for name in place(worker):
-                    if worker.framework:
-                        counts[worker.framework, name] += count
+                    counts[worker.framework, name] += count
         return dict(sorted(counts.items()))
 
     def missed(self) -> Iterator[str]:
@@ -241,7 +239,7 @@ class Workers:
 
     def check(self) -> Check:
         """Return the answer about the workers."""
-        frameworks = Counter(worker.framework for worker in self.living if worker.framework)
+        frameworks = Counter(worker.framework for worker in self.living)
         frameworks.update({worker.framework: 0 for worker in self._dead})
         last = max((worker.seen_at for worker in self.living), default=None)
         facts = {
@@ -265,13 +263,11 @@ def _rows(name: str, counts: Mapping[tuple[str, str], int]) -> list[dict[str, An
 def _backlog(backlogs: Mapping[str, Sequence[Backlog]], workers: Workers) -> Check:
     """Return the answer about what waits in the brokers; a queue that nobody takes is not well."""
     served = {(w.framework, queue) for w in workers.living for queue in w.queues}
-    # Workers of an earlier release do not tell their queues.
-    is_known = bool(workers.living) and all(worker.framework for worker in workers.living)
     rows = [(framework, each) for framework, queues in backlogs.items() for each in queues]
     unserved = [
         f"{framework}, queue {each.queue}: {each.depth} wait, and no worker takes them"
         for framework, each in rows
-        if each.depth and is_known and (framework, each.queue) not in served
+        if each.depth and workers.living and (framework, each.queue) not in served
     ]
     facts = {
         "depth": sum(each.depth for _, each in rows),
@@ -304,9 +300,7 @@ def _retries(store: Store, now: datetime) -> Check:
 class Beat:
     """Writes in the store that this worker lives; a store that is away does not hear of it."""
 
-    def __init__(
-        self, context: Context, framework: str = "", queues: Callable[[], Iterable[str]] = tuple
-    ) -> None:
+    def __init__(self, context: Context, framework: str, queues: Callable[[], Iterable[str]] = tuple) -> None:
         self._context, self._framework, self._queues = context, framework, queues
         self._written: Document | None = None
 

@@ -66,7 +66,10 @@ def without_group(where: Filter) -> Filter:
 
 
 def is_among(job: Letter | Parked, at: datetime, where: Filter) -> bool:
-    """Return whether a letter that died then, or a retry parked then, is one of a filter but for its text."""
+    """Return whether a filter has a dead letter or a parked retry; its text is not looked at.
+
+    `at` is when the letter died, or the retry was parked.
+    """
     return (
         (where.queue is None or job.queue == where.queue)
         and job.queue not in where.but_queues

@@ -113,8 +113,8 @@ def _name_of(part: re.Match[str]) -> str:
 def frame_of(job_type: str, backtrace: Sequence[object]) -> str:
     """Return the innermost frame of the user's own code, as `orders/tasks.py in charge`, or an empty text.
 
-    The backtrace is that of an error entry. Code that was installed as a package is the user's own where no
-    other code is: that of the job type's package, or else of the first one that the framework has called.
+    The backtrace is that of an error entry. Installed packages count only where it has no other code. Then
+    the user's own package is the job type's, or else the first one that the framework has called.
     """
     installed: list[tuple[str, str]] = []
     for frame in reversed(backtrace[-FRAMES:]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os.path
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
@@ -46,9 +46,8 @@ class Letter:
     """A dead letter: a job's final state and its unmodified message (DLQ-001, DLQ-002).
 
     `message` is the framework's own message in JSON, enough to publish it again exactly. `key` and `fence`
-    name the job's last reservation, `policy` is the job's retry policy, as far as JSON can say it. A letter
-    of an earlier version has none of these three. `fault` is the fingerprint of its last error, as its worker
-    kept it; empty in a letter of an earlier version, which kept another one.
+    name the job's last reservation, `policy` is the job's retry policy, as far as JSON can say it. `fault` is
+    the fingerprint of its last error, as its worker kept it.
     """
 
     id: str
@@ -270,8 +269,7 @@ class Burying(Protocol):
     def list(self, where: Filter, *, limit: int, cursor: str | None, oldest_first: bool = False) -> Page:
         """Return a page of dead letters; raises ValueError for a cursor that no page gave out.
 
-        The SQL stores leave out most letters that lack the filter's text; the caller looks at the others.
-        Then a page may be short, or empty, and still have a cursor.
+        The caller looks for the filter's text.
         """
 
     def cursor_after(self, letter: Letter) -> str:
@@ -300,13 +298,6 @@ class Burying(Protocol):
 
     def stats(self, where: Filter = EVERYTHING) -> Stats:
         """Count the dead letters that match a filter, in all and by kind."""
-
-    def index_texts(self, text_of: Callable[[Letter], str | None], /) -> Iterator[int]:
-        """Index the texts of dead letters for `list`; `text_of` returns None for a letter it cannot read.
-
-        It yields the number of each small batch. It may be ended after each, and begun again. No use of the
-        letters waits for it.
-        """
 
 
 class Grouping(Protocol):

@@ -375,6 +375,26 @@ def test_a_text_is_looked_for_in_so_many_letters(url: str, monkeypatch: pytest.M
     assert [[one.id for one in page.letters] for page in pages] == [[], [], [], [], ["j-2050"]]
 
 
+REDACTIONS = {
+    "[redacted]": ["secret"],
+    "****": lambda name, value: "****" if name == "secret" else value,
+}
+
+
+@pytest.mark.parametrize("shown", REDACTIONS)
+def test_a_text_is_searched_as_it_is_shown(tmp_path: Path, shown: str) -> None:
+    """A redacted letter says what stands in the place of the secret, and not the secret."""
+    url = f"sqlite:///{tmp_path}/ojs.db"
+    bridge, all_seeing = Bridge(url, redact=REDACTIONS[shown]), Bridge(url)
+    message = {"args": [], "kwargs": {"secret": "hunter22", "user": "ann"}, "options": {}}
+    errors = (entry(1, message="no password like hunter22"),)
+    bury(bridge, "a", message=message, errors=errors, framework="dramatiq")
+    for text in ("like [redacted]", shown, "ann"):
+        assert [one.id for one in bridge.dead_letters.list(text=text).letters] == ["a"]
+    assert bridge.dead_letters.list(text="hunter22").letters == ()
+    assert [one.id for one in all_seeing.dead_letters.list(text="HUNTER22").letters] == ["a"]
+
+
 @pytest.mark.parametrize("name", ["since", "until"])
 def test_a_time_without_a_zone(fleet: Lives, name: str) -> None:
     """The error names the argument."""

@@ -9,7 +9,7 @@ import json
 import re
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from operator import add
@@ -60,10 +60,6 @@ class RedisLetters:
             words += (index_id(letter.id), to_json(letter), _entry(letter), letter.group)
         return bool(self._server.run("bury", keys, words))
 
-    def index_texts(self, _text_of: Callable[[Letter], str | None], /) -> Iterator[int]:
-        """Write nothing."""
-        return iter(())
-
     def keep_errors(self, job_id: str, entries: Sequence[PlacedEntry]) -> None:
         """Keep error entries; an entry that is there already stays as it is."""
         for place, _ in entries:
@@ -84,7 +80,7 @@ class RedisLetters:
         self._server.ask("DEL", self._kept(job_id))
 
     def list(self, where: Filter, *, limit: int, cursor: str | None, oldest_first: bool = False) -> Page:
-        """Return a page, newest first; Redis has no index of texts.
+        """Return a page, newest first.
 
         A cursor names a letter, so that new letters do not shift the page.
         """

@@ -183,15 +183,6 @@ def page(
     return rows[:limit], more
 
 
-def page_end(
-    connection: Connection, query: sa.Select[Any], limit: int, cursor: str | None, *, newest: bool
-) -> str | None:
-    """Return the cursor that names the last row of a page; None if there are fewer rows."""
-    rest = _rest(query, cursor, newest=newest).offset(limit - 1).limit(1)
-    last = connection.execute(rest).first()
-    return None if last is None else write_cursor(*last[-2:])
-
-
 def _rest(query: sa.Select[Any], cursor: str | None, *, newest: bool) -> sa.Select[Any]:
     *_, at, key = query.selected_columns
     order = (at.desc(), key.desc()) if newest else (at, key)
@@ -205,14 +196,6 @@ def beyond(at: _Column, key: _Column, cursor: str | None, *, newest: bool) -> It
         last_at, last_key = _read_cursor(cursor)
         yield at <= last_at if newest else at >= last_at
         yield sa.or_(at < last_at, key < last_key) if newest else sa.or_(at > last_at, key > last_key)
-
-
-def up_to(at: _Column, key: _Column, cursor: str | None, *, newest: bool) -> Iterator[_Condition]:
-    """Yield the conditions that a row does not come after a cursor's; raises ValueError."""
-    if cursor is not None:
-        last_at, last_key = _read_cursor(cursor)
-        yield at >= last_at if newest else at <= last_at
-        yield sa.or_(at > last_at, key >= last_key) if newest else sa.or_(at < last_at, key <= last_key)
 
 
 def write_cursor(ms: int, key: str) -> str:

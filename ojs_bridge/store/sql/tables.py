@@ -138,18 +138,6 @@ rates = sa.Table(
     *(sa.Column(f"count_{place}", sa.BigInteger, nullable=False) for place in range(len(BOUNDS) + 1)),
 )
 
-texts = sa.Table(
-    "ojs_letter_texts",
-    metadata,
-    sa.Column("namespace", sa.String(64), primary_key=True),
-    sa.Column("id", ID, primary_key=True),
-    #: The time of the death that the text is of: a letter that was replaced has another.
-    sa.Column("discarded_ms", sa.BigInteger, nullable=False),
-    #: What a letter says, in lower case; null where its record has to be searched.
-    sa.Column("text", sa.Text),
-    sa.Index("ojs_letter_texts_newest", "namespace", "discarded_ms", "id"),
-)
-
 #: The first death of each group, which may have no letter any more.
 groups = sa.Table(
     "ojs_groups",
