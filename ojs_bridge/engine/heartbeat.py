@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -24,16 +24,17 @@ from .threads import keep_going, starting
 
 logger = logging.getLogger("ojs_bridge")
 
-#: The length of the name of a family in the names of its processes, and how it begins. The names of an
-#: earlier release do not begin so, and its workers end no suspicion.
-FAMILY, _CLEARS = 8, "w"
+#: The length of the name of a family in the names of its processes.
+FAMILY = 8
 #: What the name of a family has before it where the store notes, as it notes a suspicion, that the family was
-#: told to stop. Older workers see a family that they do not know.
+#: told to stop.
 _STOPS = "stop:"
 #: How often, in seconds, a worker looks whether it was told to stop.
 LOOK_SECONDS = 0.5
 #: How often a reservation is extended before it runs out.
 BEATS = 3
+#: For so long a process that ends waits for a reservation that one of its threads is about to get.
+_GIVE_BACK_SECONDS = 2.0
 #: How often, in seconds, a process that holds reservations ends a suspicion that it is dead.
 CLEAR_SECONDS = 1.5
 #: For how long, at the least, a process whose connection the broker has lost stays under suspicion before it
@@ -130,7 +131,7 @@ class Heartbeat:
         self.out_of_reach = out_of_reach
         self._clock = clock
         #: The forks of one process share it: they are on one machine, and see each other's process numbers.
-        self.family = f"{_CLEARS}{uuid.uuid4().hex}"[:FAMILY]
+        self.family = uuid.uuid4().hex[:FAMILY]
         self._pid = 0
         self._between = length.total_seconds() / BEATS
         self._soon = min(self._between, CLEAR_SECONDS)
@@ -140,6 +141,9 @@ class Heartbeat:
         self.holder = ""
         #: Each with its owner: the thread or greenlet that began its run, or None while any may end it.
         self._live: dict[Reservation, Any] = {}
+        #: The questions for reservations that are under way, and until when none is asked: this process ends.
+        self.asking: set[object] = set()
+        self.ends = 0.0
         #: What is to run out now, because its run has no owner any more.
         self._orphans: set[Reservation] = set()
         #: The time of the last extension that succeeded, and its reservations.
@@ -160,7 +164,9 @@ class Heartbeat:
         self._late = 0.0
 
     def start(self) -> None:
-        """Start the thread of this process, once; raises StoreError where none can start."""
+        """Start the thread of this process, once; raises StoreError where none can start, or as it ends."""
+        if time.monotonic() < self.ends:
+            raise StoreError("this process ends, and begins no job")
         if self._pid == os.getpid():
             return
         with starting.lock:
@@ -169,7 +175,7 @@ class Heartbeat:
             name, born = f"{self.family}{uuid.uuid4().hex[:8]}", _born(os.getpid())
             self.holder = f"{socket.gethostname()}:{os.getpid()}:{name}{born and f'.{born}'}"
             self._live, self._unsettled, self._unreleased, self._done = {}, {}, [], deque()
-            self._orphans = set()
+            self._orphans, self.ends = set(), 0.0
             self._extended, self._lost = (0.0, frozenset()), 0.0
             self._cleared = time.monotonic()
             self._pause, self._due = self._soon, self._cleared + self._between
@@ -197,10 +203,20 @@ class Heartbeat:
         """Extend a reservation no more."""
         self._live.pop(reservation, None)
 
-    def let_go(self) -> Sequence[Reservation]:
-        """Extend nothing more, and return what was extended."""
-        live, self._live = self._live, {}
-        return tuple(live)
+    def give_back(self) -> None:
+        """Release all that this process holds, and begin nothing for some seconds: it ends.
+
+        Raises StoreError.
+        """
+        late, is_last = time.monotonic() + _GIVE_BACK_SECONDS, False
+        self.ends = late + _GIVE_BACK_SECONDS
+        while not is_last:
+            # A thread may be about to get one more.
+            is_last = not self.asking or time.monotonic() > late
+            live, self._live = self._live, {}
+            for reservation in live:
+                self._store.release(Settle(reservation, self.holder, self._clock() + KEEP))
+            time.sleep(0 if is_last else 0.01)
 
     def abandon(self, reservation: Reservation) -> None:
         """Let a reservation run out with the next beat, if it is extended: nothing ends its run."""
@@ -254,10 +270,9 @@ class Heartbeat:
         With `gone`, the broker has lost its connection to the holder. A holder that lives ends a suspicion
         with its next beat. One that lives on this machine is not suspected.
         """
-        family = _family_of(holder)
-        if not family.startswith(_CLEARS) or lives_here(holder):
+        if lives_here(holder):
             return None
-        suspected = self._store.suspect(family, gone=gone)
+        suspected = self._store.suspect(_family_of(holder), gone=gone)
         if suspected is None:
             return None
         # Before that time the holder could not end the suspicion, either.

@@ -294,15 +294,11 @@ class Reservations:
 
     def give_back(self) -> None:
         """Release the attempts of this process unused, since it ends before its jobs; never raises."""
-        if self.heart is None or self._store is None:
-            return
         try:
-            for reservation in self.heart.let_go():
-                self._store.release(Settle(reservation, self.heart.holder, self._clock() + KEEP))
+            if self.heart:
+                self.heart.give_back()
         except Exception as error:  # noqa: BLE001 - the process ends all the same
-            logger.warning(
-                "what this process ran may count as lost: its attempts were not given back: %r", error
-            )
+            logger.warning("what this process ran may count as lost: it was not given back: %r", error)
 
     def keep(self, lost: Lost) -> None:
         """Extend the reservation of a lost attempt until it is settled: its handler had begun elsewhere."""
@@ -395,7 +391,8 @@ class Reservations:
                 heart.missed(error)
                 raise
 
-        retry = self._retry
+        retry, question = self._retry, object()
+        heart.asking.add(question)
         try:
             while True:
                 try:
@@ -411,6 +408,8 @@ class Reservations:
                 mark = f"{heart.holder}:{asked}"
                 heart.release_later(Settle(wanted, heart.holder, self._clock() + KEEP, mark))
             raise
+        finally:
+            heart.asking.discard(question)
 
     def _refused(
         self, run: Run, answer: ReserveAnswer, left: timedelta | None

@@ -768,3 +768,32 @@ def test_a_message_that_nothing_tells_apart_is_a_copy_until_its_attempt_is_settl
         assert run.job.chain == chain
         assert isinstance(begin(other), Postpone)
         one.engine.settling.settle(run, Complete())
+
+
+def test_what_a_process_gets_as_it_ends_is_given_back_too(
+    bridges: list[Bridge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread is about to get a reservation when the process gives its attempts back."""
+    ending, other = bridges
+    store, heart = ending.store, ending.engine.reservations.heart
+    assert store and heart
+    reserve, asked, goes_on = store.reserve, threading.Event(), threading.Event()
+
+    def slow(*args: Any, **options: Any) -> Any:
+        answer = reserve(*args, **options)
+        asked.set()
+        assert goes_on.wait(60)
+        return answer
+
+    monkeypatch.setattr(store, "reserve", slow)
+    with ThreadPoolExecutor() as pool:
+        begun = pool.submit(begin, ending, JOB)
+        assert asked.wait(60)
+        given_back = pool.submit(ending.engine.reservations.give_back)
+        eventually(lambda: heart.ends)
+        goes_on.set()
+        assert isinstance(begun.result(), Run)
+        given_back.result()
+    assert isinstance(begin(other, JOB), Run)
+    with pytest.raises(StoreError, match="this process ends"):
+        begin(ending, JOB._replace(id="another"))
