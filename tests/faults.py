@@ -51,7 +51,7 @@ STEPS_OF = {
         "celery.receiving:_check",
         "celery.task:_body",
         "celery.delivery:Delivery.__init__",
-        "celery.delivery:attach",
+        "celery.delivery:installation",
         "celery.run:task_policy",
         "celery.delivery:Delivery.read",
         "celery.wire:read",

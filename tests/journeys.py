@@ -6,6 +6,7 @@ own: the threads, caches and imports of other tests are not in them then.
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import sys
@@ -32,6 +33,7 @@ from ojs_bridge.dramatiq import OJSRetries
 from ojs_bridge.http.app import guarded
 from ojs_bridge.http.guarding import LOOPBACK, Access
 from tests.on_celery.fleet import worker_here
+from tests.servers import Valkey
 from tests.servers.process import eventually
 
 PACKAGE = f"{Path(ojs_bridge.__file__).parent}/"
@@ -167,9 +169,9 @@ def scheduler_rests() -> bool:
     return all(depth_of(frames.get(ident or 0)) <= RESTING for ident in threads)
 
 
-def celery_runs(trace: Trace, bridge: Bridge, *, fails: bool = True) -> None:
+def celery_runs(trace: Trace, bridge: Bridge, *, fails: bool = True, broker: str = "memory://") -> None:
     """Follow a task, or three that succeed, on a solo worker."""
-    app, handler = celery_app(), Handler(fails)
+    app, handler = celery_app(broker), Handler(fails)
 
     @app.task(shared=False, name="job")
     def task() -> None:
@@ -186,6 +188,15 @@ def celery_runs(trace: Trace, bridge: Bridge, *, fails: bool = True) -> None:
     # It ends with the process: to stop it would take seconds.
     threading.Thread(target=work, daemon=True).start()
     handler.follow(trace)
+
+
+def celery_on_redis(trace: Trace, bridge: Bridge) -> None:
+    """Follow a task that fails, and whose messages are on a server of its own."""
+    server = Valkey()
+    server.start()
+    # The worker ends with the process, and needs its broker until then.
+    atexit.register(server.stop)
+    celery_runs(trace, bridge, broker=server.url)
 
 
 def dramatiq_runs(trace: Trace, bridge: Bridge, *, fails: bool = True) -> None:
@@ -252,9 +263,9 @@ def nothing() -> None:
     """Do nothing."""
 
 
-def celery_app() -> Celery:
-    """Return an app with a broker in memory."""
-    app = Celery("journeys", broker="memory://", backend="cache+memory://", set_as_current=False)
+def celery_app(broker: str = "memory://") -> Celery:
+    """Return an app, whose broker is in memory unless it has another."""
+    app = Celery("journeys", broker=broker, backend="cache+memory://", set_as_current=False)
     app.conf.update(
         task_acks_late=True,
         task_default_queue=f"journey-{id(app)}",
@@ -277,6 +288,7 @@ JOURNEYS: dict[str, tuple[Callable[[Trace, Bridge], None], dict[str, Any]]] = {
     "Celery: a failing run, retried": (celery_runs, {}),
     "Celery: a failing run, parked": (celery_runs, PARKED),
     "Celery: a success": (partial(celery_runs, fails=False), {}),
+    "Celery on Redis: a failing run, retried": (celery_on_redis, {}),
     "Celery: a task's policy": (task_declaration, {}),
     "Dramatiq: a failing run, retried": (dramatiq_runs, {}),
     "Dramatiq: a failing run, parked": (dramatiq_runs, PARKED),

@@ -29,6 +29,7 @@ FAILS = "A job fails and is retried"
 WALKS = {
     "Celery: a failing run, retried": Figures(27, 131, 91),  # 24, 110
     "Celery: a failing run, parked": Figures(29, 152, 127),  # 24, 110
+    "Celery on Redis: a failing run, retried": Figures(31, 154, 134),
     "Celery: a success": Figures(21, 66, 60),
     "Celery: a task's policy": Figures(6, 21, 19),  # 6, 18
     "Dramatiq: a failing run, retried": Figures(26, 124, 98),  # 24, 110

@@ -27,7 +27,7 @@ def test_skips():
 
 @pytest.mark.parametrize("name", ["one", "another"])
 def test_of_an_app(name):
-    assert "_ojs_bridge" not in vars(Celery(name))
+    assert "_ojs_installation" not in vars(Celery(name))
 
 
 def test_of_a_broker():

@@ -24,7 +24,7 @@ from dramatiq.middleware import Callbacks, Middleware, Pipelines, Retries
 
 from ojs_bridge import Bridge, RetryPolicy
 from ojs_bridge.celery import OJSTask, install
-from ojs_bridge.celery.attach import is_bridged, task_policy
+from ojs_bridge.celery.installation import is_bridged, task_policy
 from ojs_bridge.celery.worker import check_app
 from ojs_bridge.dramatiq import OJSRetries
 from ojs_bridge.dramatiq import install as install_dramatiq

@@ -54,6 +54,8 @@ def kept_option(run: Any, option: str, default: Any) -> Any:
 
 #: Packages whose code is not the user's.
 _INSIDE = ("celery", __name__.partition(".")[0])
+#: Green pools end a task with exceptions of these modules.
+GREEN = ("gevent", "greenlet", "eventlet")
 
 _APP, _TASK = "celery.app.base:Celery", "celery.app.task:Task"
 _AUTORETRY = "celery.app.autoretry:add_autoretry_behaviour"

@@ -20,20 +20,19 @@ from celery.exceptions import Retry
 
 from ..engine.carrying import NotCarried
 from ..engine.engine import Engine
-from ..engine.events import log_error
 from ..engine.reservations import TakenOver
 from ..engine.runs import Drop, Lost, Onward, Postpone, Refuse, Run, Settlement
 from ..engine.storage_retry import is_of_process
 from ..errors import InvalidState, StoreError
 from ..messages import HEADER, parameters_of
-from ..rules.decision import Complete, Decision, RetryAt, SnoozeUntil
+from ..rules.decision import Complete, Decision, RetryAt
 from ..rules.failures import ErrorMap, Failure, Outcome, outcome_of
 from ..rules.job import Job
 from . import sending
 from . import wire as wires
-from .attach import FRAMEWORK, attach, task_policy
 from .ends import Done, End, GivenBack, LostAttempt, RefusedJob, Unsettled, carried_on, end_of
 from .holding import kept, portable, until_begun
+from .installation import FRAMEWORK, attach, installation, task_policy
 from .wire import KEY, OUTCOME, Carried, Wire, known
 from .wish import Wish, countdown_of, eager_signature, reason_of, until
 
@@ -46,11 +45,13 @@ class Delivery:
     framework = FRAMEWORK
 
     def __init__(self, task: Task, request: Any) -> None:
-        self.engine: Engine = attach(task.app).engine
+        self.engine: Engine = (installation(task.app).bridge or attach(task.app)).engine
         self.task = task
         self.request = request
         #: Whether the broker still has the message, and takes it back.
         self.can_wait = bool(task.acks_late and not request.is_eager)
+        #: Whether the job was applied here and now: then it has no message, and no worker.
+        self.at_once = bool(request.is_eager)
         # The properties of the bridge are hidden from the task.
         properties = request.properties = dict(request.properties or {})
         #: The message; None for an eagerly applied task, which has none.
@@ -61,8 +62,9 @@ class Delivery:
         #: The mark by which two messages of the job's first run differ; "" if the broker gives none.
         self.publication = "" if self.carried is None else self.carried[4]
         self.parts = self.headers, request.args, request.kwargs
-        #: The message of a retry, as the task's own way down has made it.
+        #: The message of a retry, as the task's own way down has made it, and the Retry that asks for it.
         self.changed: Wire | None = None
+        self.asked: Any = None
 
     @property
     def unreachable(self) -> tuple[type[Exception], ...]:
@@ -88,6 +90,12 @@ class Delivery:
         wire, parameters = self.wire, parameters_of(self.task.run)
         if onward is None:
             return sending.Outgoing(wire, None, parameters)
+        if self.at_once and onward.decision is not None:
+            # A due time would only postpone it.
+            header = self.engine.keeping.header(onward.job._replace(next_retry_at=None))
+            asked = self.asked and self.asked.sig
+            again = eager_signature(self.task, self.request, asked, onward.job, header)
+            return sending.Outgoing(wire, None, parameters, again)
         changes: dict[str, Any] = {HEADER: onward.header.text}
         if onward.decision is not None:
             changes["retries"] = onward.job.attempt - 1
@@ -102,7 +110,7 @@ class Delivery:
 
     def bury(self, job: Job) -> bool:
         """Bury the message in its queue's dead queue; False if there is none, or for an eager task."""
-        if self.request.is_eager:
+        if self.at_once:
             return False
         header, app = self.engine.keeping.last_header(job), self.task.app
         changes = {"retries": job.attempt, **({} if header is None else {HEADER: header.text})}
@@ -128,14 +136,12 @@ class Delivery:
         Celery is shown an error. A retry comes of a `wish`, or has a `changed` message. A decision that has
         no place now waits in the worker. The outcome of a run that was taken over does not count.
         """
-        self.changed = wish.wire if wish else changed
+        self.changed, self.asked = wish.wire if wish else changed, wish and wish.signal
         try:
             self.engine.settling.check(begun, can_wait=self.can_wait, waits=True)
-            if self.request.is_eager and isinstance(decision, (RetryAt, SnoozeUntil)):
-                settlement = self._eagerly(begun, decision, wish)
-            elif wish and wish.accepted and wish.wire is None:
+            if wish and wish.accepted and wish.wire is None and not self.at_once:
                 # The task's own code has sent the retry by itself, or has sent none.
-                settlement = Settlement(begun, begun.job, decision)
+                settlement = Settlement[sending.Outgoing](begun, begun.job, decision)
             else:
                 settlement = self.engine.carrying.carry(begun, decision, self)
         except TakenOver as late:
@@ -145,22 +151,6 @@ class Delivery:
             return self.keep(begun, error, Unsettled(os.getpid(), decision, shown, self.changed))
         self.engine.settling.settle(begun, settlement.decision)
         return end_of(self.task, self.request, settlement, shown, wish)
-
-    def _eagerly(
-        self, begun: Run | Refuse, decision: RetryAt | SnoozeUntil, wish: Wish | None
-    ) -> Settlement[Any]:
-        """Return the settlement of a job that runs again at once, with the signature by which it does."""
-        carrying = self.engine.carrying
-        try:
-            job = carrying.after(begun.job, decision)
-            # A due time would only postpone it.
-            header = self.engine.keeping.header(job._replace(next_retry_at=None))
-            asked = wish and wish.signal and wish.signal.sig
-            signature = eager_signature(self.task, self.request, asked, job, header)
-        except Exception as error:  # noqa: BLE001 - the task's own code may have made the signature
-            log_error(error, "job %s: its eager retry cannot be made", begun.job)
-            return carrying.carry(begun, carrying.impossible(begun.job, decision, error), self)
-        return Settlement(begun, job, decision, signature)
 
     def dropped(self, late: TakenOver) -> End:
         """Log that the outcome of a run does not count: Celery is to store nothing."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple, TypeAlias
 
+from billiard.exceptions import TimeLimitExceeded
 from celery import Task, states
 from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry
@@ -22,7 +23,7 @@ from ..engine.runs import Run, Settlement
 from ..rules.decision import DeadLettered, Decision, Discarded, RetryAt, SnoozeUntil
 from ..rules.failures import HandlerFailed, can_be_shown
 from . import compat
-from .stops import requeues
+from .sending import Outgoing
 from .wire import Wire, known
 from .wish import Wish, reason_of, whole
 
@@ -108,14 +109,20 @@ class Hold(Reject):  # type: ignore[misc]
     """
 
     def __init__(self, kept: Kept, requeue: bool = True) -> None:
-        super().__init__(kept, requeue)
-        self.kept, self.reason = kept, kept.why
+        # What the outcome has is not for those that show the arguments of an error.
+        super().__init__(kept.why, requeue)
+        self.kept = kept
 
     def __str__(self) -> str:
         return self.kept.why
 
+    def __reduce__(self) -> Any:
+        return Hold, (self.kept, self.requeue)
 
-def end_of(task: Task, request: Any, settlement: Settlement[Any], shown: Exception, wish: Wish | None) -> End:
+
+def end_of(
+    task: Task, request: Any, settlement: Settlement[Outgoing], shown: Exception, wish: Wish | None
+) -> End:
     """Return how a delivery ends after its decision was carried out.
 
     The message of a job that has ended is acknowledged if its letter has a place, in the store or in its
@@ -126,8 +133,8 @@ def end_of(task: Task, request: Any, settlement: Settlement[Any], shown: Excepti
         asked = wish and wish.signal
         when = asked.when if asked else whole(decision.delay)
         cause = None if wish is not None and wish.exc is None else shown
-        signature = settlement.message if request.is_eager else asked and asked.sig
-        return Again(begun, when, cause, shown, signature)
+        again = settlement.message and settlement.message.signature
+        return Again(begun, when, cause, shown, again or (asked and asked.sig))
     if request.is_eager:
         return Over(shown)
     if isinstance(decision, DeadLettered):
@@ -135,6 +142,11 @@ def end_of(task: Task, request: Any, settlement: Settlement[Any], shown: Excepti
     if isinstance(decision, Discarded) and decision.cause == "handler":
         return Over(shown, is_acknowledged=True)
     return Over(shown, False if requeues(task, shown) else None)
+
+
+def requeues(task: Task, crash: Exception) -> bool:
+    """Return whether Celery puts a message back whose hard time limit has struck (5.7 and newer)."""
+    return isinstance(crash, TimeLimitExceeded) and not getattr(task, "acks_on_timeout", True)
 
 
 def telling(task: Task, request: Any, end: End) -> Exception:

@@ -4,32 +4,39 @@ RabbitMQ counts how often it delivers a message of a quorum queue, and drops the
 delivery that has to wait does not go back to its queue: its message stays unacknowledged in the worker's main
 process, which hands the same request to the pool again. A worker holds no more of them than its prefetch
 count.
+
+A process of a pool that dies of its worker's stop has used no attempt of its job. Most process managers send
+their signal to all processes of a worker, and the processes of a pool die of it.
 """
 
 from __future__ import annotations
 
 import logging
 import pickle
+import re
+import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Container
 from functools import partial
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
-from celery import Celery, bootsteps
+from billiard.common import EX_SOFTWARE
+from billiard.exceptions import WorkerLostError
+from celery import Celery, bootsteps, current_app, signals
 from celery.apps.worker import Worker
 from celery.worker import state
 
+from ..engine.heartbeat import Heartbeat
 from ..engine.storage_retry import Outage
 from ..engine.threads import keep_going
 from ..errors import StoreError
 from ..rules.failures import HandlerFailed, safe_repr
 from ..store import Reservation
-from . import compat, stops
-from .attach import attach
+from . import compat
 from .ends import End, Hold, Kept, Over, Unsettled, shown_exception
+from .installation import attach, bridge_of, installation
 from .sending import visibility_timeout
 from .wire import known
 
@@ -40,11 +47,12 @@ QUIET = 5.0
 #: After how many seconds a message that waits is published anew. RabbitMQ closes the channel of a consumer
 #: that keeps a message for half an hour, and counts that as a delivery, too.
 LONGEST_WAIT = 600.0
-
-#: The attribute of an app that has those of its workers in this process; mostly there is one.
-HOLDING = "_ojs_holding"
-#: The requests that run in threads or greenlets of this process, each with what tells that it has ended.
-running: dict[Any, Any] = {}
+#: The signals that stop a worker, and the status of a process that one strikes while it ends of another.
+_STOPPED: set[int] = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, EX_SOFTWARE}
+#: How billiard says of what a process died: the process may have handled the signal, and said its number.
+_STATUS = re.compile(r"(?:signal|exitcode) (\d+)")
+#: For how many seconds a pool's process may know of a stop before the worker's main process does.
+AHEAD = 3.0
 
 
 def until_begun(error: BaseException, outcome: Unsettled | None = None) -> Kept:
@@ -115,7 +123,8 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
         self._outage = Outage(
             "jobs wait in this worker: they cannot begin, or what became of them has no place", "jobs go on"
         )
-        vars(consumer.app).setdefault(HOLDING, WeakSet()).add(self)
+        self._running = installation(consumer.app).running
+        installation(consumer.app).holding.add(self)
 
     def start(self, consumer: Any) -> None:
         """Hold what comes on the channel of this connection."""
@@ -136,7 +145,7 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def shutdown(self, consumer: Any) -> None:
         """Give back what still runs in this process, which a cold shutdown ends now."""
-        if stops.is_cold() and isinstance(consumer.controller, Worker):
+        if is_cold() and isinstance(consumer.controller, Worker):
             attach(consumer.app).engine.reservations.give_back()
 
     def forget(self, request: Any, reservation: Reservation) -> None:
@@ -160,9 +169,9 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
     def take_left(self, request: Any, result: Any) -> bool:
         """Forget a run that has left its place in the pool; False if its job waits here, or runs anew."""
         with self._lock:
-            is_left = running.get(request) is result and request not in self._waiting
+            is_left = self._running.get(request) is result and request not in self._waiting
             if is_left:
-                del running[request]
+                del self._running[request]
         return is_left
 
     def hold(self, request: Any, why: Kept, again: Callable[[], object] | None = None) -> bool:
@@ -174,17 +183,17 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
             again = again or partial(compat.call_soon(self._consumer), self._hand_over, request)
             can_be_sent = why.outcome is None and why.needs_store
             self._waiting[request] = _Waiting(request, again, why.needs_store, can_be_sent)
-            running.pop(request, None)
+            self._running.pop(request, None)
             self._held_at = time.monotonic()
         return True
 
     def await_stop(self, give_back: Callable[[], object], judge: Callable[[], object]) -> None:
         """Call `give_back` for a process that died, if this worker is told to stop soon; else `judge`."""
         self._dead[give_back] = judge
-        if stops.is_stopping():
+        if is_stopping():
             self._conclude(give_back)
         else:
-            late = threading.Timer(stops.AHEAD, self._conclude, (give_back,))
+            late = threading.Timer(AHEAD, self._conclude, (give_back,))
             late.daemon = True
             try:
                 late.start()
@@ -195,7 +204,7 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
     def _conclude(self, give_back: Callable[[], object]) -> None:
         judge = self._dead.pop(give_back, None)
         if judge is not None:
-            (give_back if stops.is_stopping() else judge)()
+            (give_back if is_stopping() else judge)()
 
     def _tries_again(self, why: Kept) -> bool:
         """Let a thread try what waits; False if none can be started, for want of memory or of threads."""
@@ -253,7 +262,7 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def _takes_out(self, held: _Waiting) -> bool:
         with self._lock:
-            running.pop(held.request, None)
+            self._running.pop(held.request, None)
             return self._waiting.pop(held.request, None) is not None
 
     def _send(self, held: _Waiting) -> None:
@@ -266,12 +275,12 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
 
 def hold(app: Celery, request: Any, why: Kept, again: Callable[[], object] | None = None) -> bool:
     """Let an app's worker keep a request; False if the worker stops, or the broker has the message back."""
-    return any(holding.hold(request, why, again) for holding in tuple(vars(app).get(HOLDING, ())))
+    return any(holding.hold(request, why, again) for holding in tuple(installation(app).holding))
 
 
 def await_stop(app: Celery, give_back: Callable[[], object], judge: Callable[[], object]) -> None:
     """Judge the death of a process, unless its worker is told to stop: then its job is given back."""
-    holding = next(iter(vars(app).get(HOLDING, ())), None)
+    holding = next(iter(installation(app).holding), None)
     if holding is None:
         judge()
     else:
@@ -283,3 +292,51 @@ def _reserve(request: Any) -> None:
     request.time_start = request.worker_pid = None
     compat.active_requests(state).discard(request)
     compat.task_reserved(state)(request)
+
+
+def is_stopping() -> bool:
+    """Return whether this worker was told to stop."""
+    return is_cold() or _is_set(compat.should_stop(state))
+
+
+def is_cold() -> bool:
+    """Return whether this worker was told to stop without waiting for its jobs."""
+    return _is_set(compat.should_terminate(state))
+
+
+def _is_set(flag: int | bool | None) -> bool:
+    """Return whether a flag of Celery's is set; it may be the exit status 0."""
+    return flag is not None and flag is not False
+
+
+def note_stop(worker: Any, heart: Heartbeat) -> None:
+    """Let the store know when a worker is told to stop: it may be killed before its jobs end."""
+    soft: list[bool] = []
+    heart.note_stop(lambda: bool(soft) or is_stopping())
+    softly = getattr(worker, "wait_for_soft_shutdown", None)
+    if softly:  # Celery 5.5; it says that it stops when this wait is over
+
+        def wait() -> None:
+            soft.append(True)
+            softly()
+
+        worker.wait_for_soft_shutdown = wait
+
+
+def may_be_of_a_stop(died: BaseException) -> bool:
+    """Return whether a process may have died of its worker's stop, by the error that tells of its death.
+
+    A cold shutdown ends the processes in several ways.
+    """
+    status = _STATUS.search(str(died)) if isinstance(died, WorkerLostError) else None
+    return is_cold() or (status is not None and int(status[1]) in _STOPPED)
+
+
+def _let_listeners_finish(**_: Any) -> None:
+    bridge = bridge_of(compat.get_current_object(current_app)())
+    if bridge is not None:
+        bridge.flush()
+
+
+signals.worker_process_shutdown.connect(_let_listeners_finish, weak=False)
+signals.worker_shutdown.connect(_let_listeners_finish, weak=False)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
-from numbers import Real
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from celery import Celery, Task, current_app
@@ -18,32 +15,25 @@ from ..bridge import Bridge
 from ..config.policies import MISNAMED, PoliciesOrFile, misnamed
 from ..config.settings import InFlight, begins_afresh, the_policies
 from ..engine.canary import Canary, Percentages
-from ..engine.layers import RetryOn, RetryOnLike, is_exception
+from ..engine.layers import RetryOn, RetryOnLike
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..messages import RETRY_OPTION
 from ..rules.failures import ErrorMap, Errors
 from ..rules.policy import PartialPolicy, RetryPolicy, check_errors, check_partial
 from . import compat
-from .attach import (
+from .installation import (
     ACKS_NATIVELY,
-    ADOPT,
-    AFRESH,
-    AUTORETRYING,
-    BRIDGE,
-    DECLARED,
-    POLICIES,
     attach,
-    automatic,
     check_signatures,
     check_task,
     check_whole,
     header_for,
-    native_of,
-    policies_of,
+    installation,
     prepare,
     refuse_misnamed,
 )
-from .receiving import CANARY, Outside, outside_of
+from .native import AUTORETRYING, native_of, unreadable
+from .receiving import Outside, outside_of
 from .task import (
     Bridged,
     CheckedSignature,
@@ -88,13 +78,12 @@ def install(
         raise ConfigurationError(f"install: {bridge!r} is no Bridge; policies have the name policies=")
     named, partly, afresh = the_policies(policies), Canary(canary), begins_afresh(in_flight)
     bridge = attach(app, bridge or Bridge())
-    setattr(app, POLICIES, named)
-    setattr(app, CANARY, partly)
-    setattr(app, AFRESH, afresh)
-    setattr(app, ADOPT, _adopt)
+    own = installation(app)
+    own.is_installed, own.policies, own.canary = True, named, partly
+    own.begins_afresh, own.adopt = afresh, _adopt
     _adopt_new_tasks(app)
-    for name, own in vars(app).get(DECLARED, {}).items():
-        check_whole(app, name, own)
+    for name, declared in own.declared.items():
+        check_whole(app, name, declared)
     for name in list(compat.tasks(app)):
         check_task(app, name)
     return bridge
@@ -134,7 +123,7 @@ def _adopt(task: Task, app: Celery) -> None:
     """Put a registered task under the bridge if a policy names it; its own class stays its base."""
     if getattr(task, "ojs_bridged", False) or _LEFT in vars(task) or task.name.startswith("celery."):
         return
-    installed = policies_of(app).of(task.name)
+    installed = installation(app).policies.of(task.name)
     if installed is None and getattr(task, RETRY_OPTION, None) is None:
         return
     why, outside = unreadable(task), outside_of(task)
@@ -154,40 +143,6 @@ def _adopt(task: Task, app: Celery) -> None:
         setattr(task, AUTORETRYING, task.run)
         # The policy retries; autoretry_for says only which errors are retried.
         task.run = autoretrying_outside(task) if outside else compat.orig_run(task)
-
-
-def unreadable(task: Task) -> str | None:
-    """Return why Celery's own options of a task's retries cannot be read, or None; never raises."""
-    wanted = {"max_retries": task.max_retries, "default_retry_delay": task.default_retry_delay}
-    if compat.orig_run.name in vars(task):
-        for option in ("autoretry_for", "dont_autoretry_for"):
-            if not all(map(is_exception, errors := automatic(task, option, default=()))):
-                return f"{option}={errors!r} are no exception classes"
-        if not isinstance(given := automatic(task, "retry_kwargs", default={}), Mapping):
-            return f"retry_kwargs={given!r} is no dictionary"
-        wanted["retry_kwargs['max_retries']"] = given.get("max_retries")
-        wanted["retry_kwargs['countdown']"] = given.get("countdown")
-        wanted["retry_backoff"] = automatic(task, "retry_backoff", default=False)
-    for option, value in wanted.items():
-        if not _is_read(option, value):
-            return f"{option}={value!r} is no number that Celery can use there"
-    return None
-
-
-def _is_read(option: str, value: Any) -> bool:
-    """Return whether Celery can use a number: it compares a limit, and adds seconds to a time."""
-    if "max_retries" in option:
-        return value is None or isinstance(value, (Real, Decimal))
-    return not value or (isinstance(value, (int, float)) and abs(value) < math.inf)
-
-
-def leave_native(task: Task) -> None:
-    """Give a task that `install` took over back to Celery."""
-    task.__class__ = type(task).ojs_taken_from
-    if AUTORETRYING in vars(task):
-        task.run = vars(task).pop(AUTORETRYING)
-    if ACKS_NATIVELY in vars(task):
-        task.acks_late = vars(task).pop(ACKS_NATIVELY)
 
 
 def why_native(task: Task) -> str:
@@ -355,17 +310,16 @@ def ojs_task(
         settings = {**options, "ojs_retry": retry, "ojs_retry_on": retry_on, "ojs_errors": errors}
         if app is None:
             return _shared(fun, base, settings)
-        prepare(app)
+        own = prepare(app)
         full_name = options.get("name") or app.gen_task_name(fun.__name__, fun.__module__)
-        policies, bridge = vars(app).get(POLICIES), vars(app).get(BRIDGE)
-        if policies and policies.is_named:
+        if own.policies.is_named:
             check_whole(app, full_name, retry)
-        elif bridge:
+        elif own.bridge:
             try:
-                RetryPolicy.merge(bridge.settings.retry, retry)
+                RetryPolicy.merge(own.bridge.settings.retry, retry)
             except InvalidRetryPolicy as error:
                 raise error.under(f"task {full_name}") from None
-        vars(app).setdefault(DECLARED, {})[full_name] = retry
+        own.declared[full_name] = retry
         return app.task(base=_with_bridge(base or app.Task), **settings)(fun)
 
     return decorate

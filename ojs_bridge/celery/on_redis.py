@@ -18,7 +18,7 @@ from celery.worker import state
 from ..engine.presence import Dead, Presence, text_of
 from ..engine.threads import keep_going
 from . import compat
-from .attach import attach
+from .installation import attach
 from .taking import Taking, client_of, keys_of, this_worker
 
 logger = logging.getLogger("ojs_bridge")

@@ -25,15 +25,11 @@ from ..rules.failures import MAX_MESSAGE, cut, nests_deeper, safe_repr
 from ..rules.job import MAX_DEPTH, Job, count_of, decoded
 from . import compat, sending
 from . import wire as wires
-from .attach import FRAMEWORK, attach
-from .stops import GREEN
+from .installation import FRAMEWORK, attach, installation
 
 logger = logging.getLogger("ojs_bridge")
 
 Handler = Callable[..., Any]
-
-#: Where an app keeps `install`'s canary.
-CANARY = "_ojs_canary"
 
 #: The errors that Celery itself handles: it logs them, sends its signal and drops the message.
 _DROPPED = (InvalidTaskError, ContentDisallowed, DecodeError)
@@ -80,7 +76,7 @@ def keeping(task: Task, consumer: Any, handler: Handler, natively: Callable[[], 
             raise
         except Exception as error:
             # A green pool takes nothing while a signal is handled: the message goes back as the worker stops.
-            if message.acknowledged or type(error).__module__.startswith(GREEN):
+            if message.acknowledged or type(error).__module__.startswith(compat.GREEN):
                 raise
             _free_place(consumer.controller, error)
             again = functools.partial(receive, message, *rest, **options)
@@ -237,13 +233,13 @@ class Outside:
 
 def outside_of(task: Task) -> Outside | None:
     """Return the jobs of a task that are outside its app's canary; None where all are under the bridge."""
-    canary: Canary = getattr(task.app, CANARY)
-    return None if canary.covers_all(task.name) else Outside(canary, task)
+    canary = installation(task.app).canary
+    return None if canary is None or canary.covers_all(task.name) else Outside(canary, task)
 
 
 def check_canary(app: Celery) -> None:
     """Say in the log which jobs are under the bridge already; ConfigurationError for what names no task."""
-    canary: Canary | None = getattr(app, CANARY, None)
+    canary = installation(app).canary
     if canary is None:
         return
     installed = [task for task in app.tasks.values() if "ojs_outside" in vars(type(task))]

@@ -26,7 +26,6 @@ from ..rules.failures import outcome_of
 from ..rules.job import Job
 from ..store import Reservation
 from . import compat
-from .attach import attach
 from .delivery import Delivery
 from .ends import (
     ACKNOWLEDGED,
@@ -39,10 +38,11 @@ from .ends import (
     Over,
     count_in_chord,
     report_retry,
+    requeues,
     telling,
 )
-from .holding import HOLDING, await_stop, hold, running
-from .stops import is_cold, may_be_of_a_stop, requeues
+from .holding import await_stop, hold, is_cold, may_be_of_a_stop
+from .installation import installation
 from .wire import KEY, OUTCOME, carried, chain_of, known
 
 logger = logging.getLogger("ojs_bridge")
@@ -84,10 +84,10 @@ class OJSRequest(Request):  # type: ignore[misc]
             return
         super().acknowledge()
         try:
-            headers = self.request_dict
-            if attach(self.app).engine.store and not headers.get("retries") and HEADER not in headers:
+            headers, own = self.request_dict, installation(self.app)
+            if own.bridge and own.bridge.store and not headers.get("retries") and HEADER not in headers:
                 key = Job(str(self.id), "", "", chain=chain_of(headers)).key
-                for holding in tuple(vars(self.app).get(HOLDING, ())):
+                for holding in tuple(own.holding):
                     holding.forget(self, Reservation(key, 0))
         except Exception:
             logger.exception("job %s: the store keeps its last reservation for a day", known(self))
@@ -101,7 +101,7 @@ class OJSRequest(Request):  # type: ignore[misc]
         else:
             self.on_success(end)
         self.ojs_told = True
-        running.pop(self, None)
+        installation(self.app).running.pop(self, None)
 
     def ojs_left(self, error: BaseException | None) -> None:
         """End a run that its thread or greenlet has left without an end, as if its process had died.

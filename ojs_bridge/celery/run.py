@@ -37,11 +37,11 @@ from ..rules.decision import Complete, Decision, RetryAt
 from ..rules.failures import ANSWERS, Failure, name_of, outcome_of, traceback_of
 from ..rules.job import Job
 from . import compat
-from .attach import AUTORETRYING, FRAMEWORK, task_policy
 from .delivery import Delivery, outcome_asked, task_outcome
 from .ends import Again, End, Kept, Over, Unsettled, reopen_chord, shown_exception, telling
 from .holding import until_begun
-from .stops import GREEN
+from .installation import FRAMEWORK, task_policy
+from .native import AUTORETRYING
 from .wish import OURS, Failed, Wish, answered, is_automatic, limited, options_of, without_limit
 
 _SOFT_TIMEOUT = compat.soft_timeout_signal(pool)
@@ -369,7 +369,7 @@ def is_the_tasks_own(exc: BaseException, task: Task, request: Any) -> bool:
     """Return whether the task itself raised this, and not Celery's pool, to end it."""
     if issubclass(type(exc), SystemExit):
         return not _is_aimed(exc)
-    if issubclass(type(exc), Exception) or not name_of(type(exc)).startswith(GREEN):
+    if issubclass(type(exc), Exception) or not name_of(type(exc)).startswith(compat.GREEN):
         return True
     # A task may use timeouts itself; the pool has one only for a hard time limit.
     limited = bool((request.timelimit or (None,))[0] or task.time_limit)
@@ -407,7 +407,7 @@ def _is_aimed(exc: BaseException) -> bool:
         return bool(fired()) if fired else current_process().name != "MainProcess"
     if issubclass(type(exc), Exception):
         return issubclass(type(exc), SoftTimeLimitExceeded)
-    return name_of(type(exc)).startswith(GREEN)
+    return name_of(type(exc)).startswith(compat.GREEN)
 
 
 let_through(_is_aimed)

@@ -307,12 +307,13 @@ def is_buried(engine: Engine, app: Celery, wire: Wire, changes: Mapping[str, Any
 class Outgoing:
     """A message as it came, or, with changed headers, as it goes on.
 
-    `parameters` are the names of what its task takes.
+    `parameters` are the names of what its task takes. An eager retry has the signature by which it runs.
     """
 
     wire: Wire
     changes: Mapping[str, Any] | None = None
     parameters: Iterable[str] = ()
+    signature: Any = None
 
     def kept(self) -> dict[str, Any]:
         """Return the message as the store keeps it."""

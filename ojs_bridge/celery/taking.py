@@ -1,14 +1,23 @@
 """Redis as the broker: a worker takes messages so that a kill loses none, many in one trip.
 
-Kombu pops a message, and the worker writes only later that it has the message. A worker that is killed in
-between loses it. Here one script does both, and notes which worker has the message: so another worker gives
-it back when that worker has died, and a worker that was taken for dead acknowledges nothing that is another's
-now. No command that waits takes a message: two of the free workers of the same queues hear of one by a bell,
-and the others wait at one queue and look at all of them twice a second.
+Kombu pops a message from a queue, and notes only later that this worker has it. A kill in between loses the
+message. The script `take.lua` does both in one step, and notes the worker's name. So another worker can give
+the message back when this one has died. What another worker has now, this one cannot acknowledge.
 
-Kombu makes three trips a job, and its loop waits for two of them. Here the loop asks for as many messages as
-it has room for, sends with the question what it has to acknowledge, and does not wait. An acknowledgement
-that finds no connection is made later, which kombu gives up.
+A worker asks Redis in one of three ways, its steps:
+
+    take --- messages -----------------------------------------------> take
+    take --- none, and this worker may listen ------------> listen --> take when the bell rings, or after 1 s
+    take --- none, and others listen, or there is no bell --> wait --> take after half a second at one queue
+
+- `take` answers at once, with as many messages as the worker has room for.
+- `listen` asks once more, and lets a bell ring when one of the queues changes. Two of the free workers of the
+  same queues listen: if all did, all would come for each message.
+- `wait` takes nothing: it returns when the queue has a message.
+
+Kombu makes three trips a job, and its loop stands still for two of them. Here a question for messages carries
+the acknowledgements, and the loop goes on meanwhile. An acknowledgement that finds no connection is sent
+later.
 """
 
 from __future__ import annotations

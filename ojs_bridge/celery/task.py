@@ -23,19 +23,18 @@ from ..messages import HEADER, RETRY_OPTION
 from ..rules.failures import Errors
 from ..rules.policy import PartialPolicy
 from . import compat
-from .attach import (
+from .delivery import Delivery
+from .ends import Hold, Kept, telling
+from .installation import (
     ACKS_NATIVELY,
-    AUTORETRYING,
     LATER,
-    NATIVE,
     RUNNING,
     check_signatures,
     header_for,
     prepare,
     refuse_misnamed,
 )
-from .delivery import Delivery
-from .ends import Hold, Kept, telling
+from .native import AUTORETRYING, NATIVE
 from .receiving import Handler, Outside, keeping
 from .run import TaskRun
 from .wire import EAGER_RETRIES, KEY, is_broadcast, known
@@ -331,6 +330,15 @@ def run_of(request: Any) -> TaskRun | None:
     """Return the run under the bridge that a request is within; a message may have a header of that name."""
     run = vars(request).get(RUNNING)
     return run if isinstance(run, TaskRun) else None
+
+
+def leave_native(task: Task) -> None:
+    """Give a task that `install` took over back to Celery."""
+    task.__class__ = type(task).ojs_taken_from
+    if AUTORETRYING in vars(task):
+        task.run = vars(task).pop(AUTORETRYING)
+    if ACKS_NATIVELY in vars(task):
+        task.acks_late = vars(task).pop(ACKS_NATIVELY)
 
 
 def autoretrying_outside(task: Task) -> Callable[..., Any]:

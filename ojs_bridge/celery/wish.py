@@ -25,7 +25,7 @@ from ..rules.failures import Failure, safe_repr, traceback_of
 from ..rules.job import Header, Job
 from ..rules.policy import LARGEST, RetryPolicy
 from . import compat
-from .attach import LONGEST, attempts, automatic, autoretry_for
+from .native import LONGEST, attempts, automatic, autoretry_for
 from .sending import BROKER_HEADERS, TRACE_CONTEXT
 from .wire import DELAY_PREFIX, DELAYED, EAGER_RETRIES, Arguments, Wire, arguments_of, queue_of, time_in
 

@@ -24,13 +24,13 @@ from ..engine.runs import Lost
 from ..engine.threads import keep_going
 from ..errors import ConfigurationError
 from . import compat
-from .attach import attach, check_task, is_bridged, policies_of, task_policy
-from .holding import HOLDING, running
-from .install import leave_native, unreadable
+from .holding import note_stop
+from .installation import attach, check_task, installation, is_bridged, task_policy
+from .native import unreadable
 from .receiving import check_canary
 from .sending import visibility_timeout
-from .stops import note_stop
 from .taking import take_safely
+from .task import leave_native
 from .wire import keeps_tags
 
 logger = logging.getLogger("ojs_bridge")
@@ -115,7 +115,7 @@ def watch_runs(pool: Any) -> None:
         result = apply(*args, callback=request.ojs_end, **options)
         # A job that does little may have ended by now, and then nobody takes it out.
         if result is not None and not request.ojs_told:
-            running[request] = result
+            installation(request.app).running[request] = result
         return result
 
     pool.on_apply = on_apply
@@ -126,7 +126,7 @@ def check_app(app: Celery, *, is_program: bool = False) -> None:
 
     The worker of `celery worker` is a program; that of a test is not.
     """
-    policies_of(app).check(app.tasks, f"task of the app {app.main!r}")
+    installation(app).policies.check(app.tasks, f"task of the app {app.main!r}")
     for task in app.tasks.values():
         # Options may have been set since the task was taken over.
         if hasattr(task, "ojs_taken_from") and (why := unreadable(task)):
@@ -263,12 +263,12 @@ class ConsumerWatch(bootsteps.StartStopStep):  # type: ignore[misc]
         """End each run that has left its thread or greenlet without an end, as if its process had died."""
         if over.wait(LOOK_AT_RUNS):
             return False
-        for request, result in tuple(running.items()):
+        own = installation(consumer.app)
+        for request, result in tuple(own.running.items()):
             future = compat.future(result, None)
-            if result.dead if future is None else future.done():
-                holdings = tuple(vars(consumer.app).get(HOLDING, ()))
-                if any(holding.take_left(request, result) for holding in holdings):
-                    request.ojs_left(result.exception if future is None else future.exception())
+            is_over = result.dead if future is None else future.done()
+            if is_over and any(holding.take_left(request, result) for holding in tuple(own.holding)):
+                request.ojs_left(result.exception if future is None else future.exception())
         return True
 
     def _watch(self, consumer: Any, over: threading.Event) -> bool:

@@ -199,10 +199,10 @@ def load_tasks(app: Any) -> None:
 
 def _bridge_of_celery(app: Any) -> Bridge:
     """Return the bridge of a Celery app whose task modules are loaded; raises ConfigurationError."""
-    from ..celery.attach import POLICIES, attach, is_bridged
+    from ..celery.installation import attach, installation, is_bridged
 
     load_tasks(app)
-    if POLICIES not in vars(app) and not any(is_bridged(task) for task in app.tasks.values()):
+    if not installation(app).is_installed and not any(is_bridged(task) for task in app.tasks.values()):
         raise ConfigurationError(
             f"app: the Celery app {app.main!r} has no bridge: give it one, install(app, bridge)"
         )

@@ -13,7 +13,7 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from dramatiq import Message
 from dramatiq.broker import Broker, Consumer, MessageProxy
@@ -27,14 +27,16 @@ from ..engine.instruments import Entered
 from ..engine.layers import TaskPolicy
 from ..engine.reservations import UNTOLD, TakenOver
 from ..engine.runs import Lost, Refuse, Run
+from ..messages import HEADER
 from ..rules import failures
 from ..rules.decision import Complete, DeadLettered, Discarded
 from ..rules.failures import HandlerFailed, can_be_shown
+from ..rules.job import Job
 from ..rules.policy import LARGEST
 from .actors import ONCE
 from .compat import REDIS_ID, message_in, redelivered
 from .compat import message as inner
-from .translate import RETRY_WHEN_SAID_NO, THROWN
+from .translate import RETRY_WHEN_SAID_NO, THROWN, next_options
 
 logger = logging.getLogger("ojs_bridge")
 #: The logger of the stock `Retries`, so that a search in the logs finds its lines as before.
@@ -84,13 +86,13 @@ class Delivery:
 
     __slots__ = (
         *("begun", "consumer", "end", "ending", "exit"),
-        *("is_given_back", "is_judged", "is_replaced", "is_settled", "received", "task", "within"),
+        *("is_given_back", "is_judged", "is_replaced", "is_seen", "is_settled", "received", "task", "within"),
     )
 
     def __init__(self, consumer: Consumer | None = None, received: float | None = None) -> None:
         self.exit = NATIVE
-        #: The policy of its actor; None if Dramatiq itself retries it, and before the question.
-        self.task: TaskPolicy | None = None
+        #: Whether the bridge has seen it, and the policy of its actor; None if Dramatiq itself retries it.
+        self.is_seen, self.task = False, cast("TaskPolicy | None", None)
         #: The engine's answer to it, and what judges its outcome then.
         self.begun: Run | Lost | Refuse | None = None
         self.end: Callable[[TaskPolicy, BaseException | None], Exit] | None = None
@@ -268,6 +270,17 @@ class Ending:
     def acknowledged(self) -> None:
         """Let the store forget the reservation: the run's only message is gone from its broker."""
         self._engine.reservations.acknowledged(self._run.reservation)
+
+
+def mark_failed(engine: Engine, message: MessageProxy, job: Job, decision: Discarded | DeadLettered) -> None:
+    """Mark a message failed, so that results, pipelines and other middleware see the end of its job."""
+    options = next_options(job, engine.keeping.last_header(job), decision.failure)
+    options["retries"] = job.attempt
+    if decision.failure.final == THROWN:
+        # Under Dramatiq alone a failure that `throws` rules out leaves the message as it came.
+        options = {name: value for name, value in options.items() if name == HEADER}
+    message.options.update(options)
+    message.fail()
 
 
 def tell_end(

@@ -100,9 +100,13 @@ class Holding:
 
     def begins(self, broker: Broker, message: MessageProxy) -> None:
         """Arm the interrupts of this thread as if its message had come just now: a job had to wait."""
-        self._beginning.over()
+        self.waited()
         for middleware in (*self._limits, *self._shutdowns):
             middleware.before_process_message(broker, message)
+
+    def waited(self) -> None:
+        """End the wait of a delivery: the store or the broker is there again."""
+        self._beginning.over()
 
     def keep_unended(self, error: BaseException) -> bool:
         """Wait before a decision is tried again; False if this thread's worker shuts down."""

@@ -41,6 +41,7 @@ from .delivery import (
     delivery_of,
     drop,
     entering,
+    mark_failed,
     publication,
     restore_arguments,
     stock_logger,
@@ -50,7 +51,6 @@ from .holding import GiveUp, Holding, is_old
 from .publishing import READ, WISHING, NotSent, Outgoing, can_carry, carry_wishes, send_on
 from .translate import (
     FRAMEWORK,
-    THROWN,
     LostAttempt,
     Refused,
     bare_job,
@@ -78,6 +78,7 @@ class Runs:
         inside = message_in(message)
         delivery = delivery_of(message)
         task = delivery.task = self.actors.task_of(inside)
+        delivery.is_seen = True
         if task is not None:
             # If anything ends this delivery before its job has another place, the job goes back to its queue.
             delivery.exit = UNBEGUN
@@ -130,8 +131,10 @@ class Runs:
         if exception is None and delivery.exit is UNBEGUN:
             delivery.settle(NATIVE)
             return True
-        # Another middleware may have raised before the bridge saw the message.
-        task = delivery.task = delivery.task or self.actors.task_of(message_in(message))
+        if not delivery.is_seen:
+            # Another middleware has raised before.
+            delivery.task, delivery.is_seen = self.actors.task_of(message_in(message)), True
+        task = delivery.task
         if task is None:
             # A delivery that was put aside, or goes back to its queue, comes again by itself.
             return delivery.exit is not NATIVE
@@ -150,8 +153,7 @@ class Runs:
 
     def check(self, message: Any) -> None:
         """Raise TakenOver for a job that succeeded after its reservation was taken over."""
-        delivery = delivery_of(message)
-        if delivery.is_judged or not isinstance(begun := delivery.begun, Run):
+        if (delivery := delivery_of(message)).is_judged or not isinstance(begun := delivery.begun, Run):
             return
         try:
             try:
@@ -167,7 +169,7 @@ class Runs:
 class ActorRun:
     """One delivery under the bridge, and its outlet; the engine decides, the run carries out."""
 
-    framework, can_wait = FRAMEWORK, True
+    framework, can_wait, at_once = FRAMEWORK, True, False
     parts = property(lambda self: parts_of(self._proxy))
     unreachable = (NotSent, StoreError)
 
@@ -281,7 +283,6 @@ class ActorRun:
         """Send an early delivery on to its time, or drop a late copy; raises Skipped when that is done.
 
         Returns the refusal of a job that no message can carry; None after a pause if the broker took nothing.
-        Raises GiveUp when the worker shuts down.
         """
         if isinstance(begun, Postpone):
             try:
@@ -293,6 +294,10 @@ class ActorRun:
             if isinstance(sent, Refuse):
                 return sent
             self._proxy.options.update(sent.options)
+        # From now on nothing that breaks in may bring it back.
+        self._delivery.settle(Exit.DROP)
+        if self._held:
+            self._holding.waited()
         self._proxy.options["store_results"] = False
         raise Skipped(Exit.DROP, begun.reason)
 
@@ -322,16 +327,16 @@ class ActorRun:
             return skipped.exit
         except GiveUp:
             return Exit.GIVE_BACK
-        except Exception as error:
+        except BaseException as error:
+            if self._delivery.exit is not HOLD or not isinstance(error, Exception):
+                logger.exception("job %s: interrupted as it ended", bare_job(self._proxy))
+                return self._delivery.exit
             if may_pass(self, error):
                 logger.error("job %s goes back to its queue: %r", bare_job(self._proxy), error)
                 return HOLD
             logger.exception("job %s: kept in the broker's dead queue", bare_job(self._proxy))
             self._proxy.fail()
             return Exit.DEAD
-        except BaseException:
-            logger.exception("job %s: interrupted, it goes back to its queue", bare_job(self._proxy))
-            return HOLD
 
     def _conclude(self, begun: Run | Lost | Refuse, exception: BaseException | None) -> Exit:
         """Judge an outcome and carry the decision out; try again as long as it finds no place."""
@@ -358,12 +363,12 @@ class ActorRun:
         while may_pass(self, left.error) and self._holding.keep_unended(left.error):
             try:
                 with at_once():
-                    settlement = self._engine.carrying.carry(run, left.decision, self)
+                    leaves = self._settle(self._engine.carrying.carry(run, left.decision, self))
             except NotCarried as again:
                 left = again
             else:
                 self._holding.ends()
-                return self._settle(settlement)
+                return leaves
         raise left.error
 
     def _judge(self, begun: Run | Lost | Refuse, exception: BaseException | None) -> Decision:
@@ -409,38 +414,30 @@ class ActorRun:
 
     def _settle(self, settlement: Settlement[Outgoing]) -> Exit:
         """Settle a run, and return how its delivery leaves; say what Dramatiq's own `Retries` would say."""
-        begun, job, decision, leaves = settlement.begun, settlement.job, settlement.decision, Exit.DROP
+        begun, job, decision = settlement.begun, settlement.job, settlement.decision
         match decision:
             case Complete():
                 leaves = NATIVE
             case GiveBack():
                 leaves = Exit.GIVE_BACK
-            case Discarded() | DeadLettered():
-                if isinstance(decision, DeadLettered) and not settlement.in_place:
-                    leaves = Exit.DEAD
-                    if isinstance(begun, Run):
-                        # If it comes again before it lies there, a settled run would be dropped.
-                        self._engine.reservations.expire(begun)
-                self._finish(job, decision)
-                tell_end(self._broker, self._proxy, begun, decision)
-            case RetryAt() | SnoozeUntil():
-                if settlement.message is not None:
-                    self._proxy.options.update(settlement.message.options)
-                if isinstance(decision, RetryAt):
-                    with suppress(Exception):
-                        wait = decision.delay * 1000
-                        stock_logger.info("Retrying message %r in %d milliseconds.", job.id, wait)
+            case DeadLettered() if not settlement.in_place:
+                leaves = Exit.DEAD
+            case RetryAt() | SnoozeUntil() | Discarded() | DeadLettered():
+                leaves = Exit.DROP
             case _:
                 assert_never(decision)
+        # The decision is carried out: from now on nothing that breaks in may bring the message back.
+        self._delivery.exit = leaves
+        if leaves is Exit.DEAD and isinstance(begun, Run):
+            # If it comes again before it lies there, a settled run would be dropped.
+            self._engine.reservations.expire(begun)
+        if isinstance(decision, (Discarded, DeadLettered)):
+            mark_failed(self._engine, self._proxy, job, decision)
+            tell_end(self._broker, self._proxy, begun, decision)
+        elif settlement.message is not None:
+            self._proxy.options.update(settlement.message.options)
+        if isinstance(decision, RetryAt):
+            with suppress(Exception):
+                stock_logger.info("Retrying message %r in %d milliseconds.", job.id, decision.delay * 1000)
         self._engine.settling.settle(begun, decision)
         return leaves
-
-    def _finish(self, job: Job, decision: Discarded | DeadLettered) -> None:
-        """Mark the message failed, so that results, pipelines and other middleware see the end of the job."""
-        options = next_options(job, self._engine.keeping.last_header(job), decision.failure)
-        options["retries"] = job.attempt
-        if decision.failure.final == THROWN:
-            # Under Dramatiq alone a failure that `throws` rules out leaves the message as it came.
-            options = {name: value for name, value in options.items() if name == HEADER}
-        self._proxy.options.update(options)
-        self._proxy.fail()

@@ -218,7 +218,7 @@ class Carrying:
         """Park a job or publish it, as its time asks for; if that fails, do the other. Return its message."""
         onward = Onward(job, self._keeping.header(job), at, decision)
         message, parks, failed = outlet.message(onward), self._keeping.parks(at), None
-        for in_store in (parks, not parks):
+        for in_store in () if outlet.at_once else (parks, not parks):
             try:
                 if in_store:
                     self._keeping.park(begun, onward, outlet.framework, message.kept())

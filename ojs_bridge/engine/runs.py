@@ -198,6 +198,10 @@ class Outlet(Protocol[M]):
         """Whether the broker still has the message, so that the decision can wait for an outage to end."""
 
     @property
+    def at_once(self) -> bool:
+        """Whether the framework runs a job that goes on at once, without a message."""
+
+    @property
     def parts(self) -> Sequence[object]:
         """What the message says: if that nests too deeply, no process has room for it."""
 

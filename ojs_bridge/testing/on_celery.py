@@ -30,8 +30,8 @@ from kombu.utils.functional import LRUCache
 
 from ..bridge import Bridge
 from ..celery import compat
-from ..celery.attach import FRAMEWORK, attach, is_bridged, is_prepared, task_policy
 from ..celery.delivery import task_outcome
+from ..celery.installation import FRAMEWORK, attach, installation, is_bridged, task_policy
 from ..celery.worker import settle_success
 from ..engine.layers import TaskPolicy
 from ..engine.runs import Run
@@ -47,14 +47,14 @@ TARGET = Celery
 def current() -> Celery | None:
     """Return the current app if it has a bridge."""
     app = compat.current_apps.find().current_app or compat.default_app.find()
-    return app if app is not None and is_prepared(app) else None
+    return app if app is not None and installation(app).is_prepared else None
 
 
 def bridge_of(app: Celery) -> Bridge:
     """Return an app's bridge; raises ConfigurationError."""
     app = _behind_proxy(app)
     app.finalize()
-    if not is_prepared(app):
+    if not installation(app).is_prepared:
         raise ConfigurationError(
             f"the Celery app {app.main!r} has no bridge: call ojs_bridge.celery.install(app, bridge), or "
             "define its tasks with @ojs_task(app)"

@@ -36,7 +36,7 @@ ON_COMMIT = """
 
     from ojs_bridge import InvalidRetryPolicy
     from ojs_bridge.celery import install, ojs_task
-    from ojs_bridge.celery.attach import is_bridged, task_policy
+    from ojs_bridge.celery.installation import is_bridged, task_policy
 
     app = Celery("shop")
     app.config_from_object("django.conf:settings", namespace="CELERY")

@@ -14,7 +14,7 @@ from dramatiq.brokers.stub import StubBroker
 
 from ojs_bridge import Bridge, RetryPolicy, StorageRetry
 from ojs_bridge.celery import install, ojs_task
-from ojs_bridge.celery.attach import task_policy
+from ojs_bridge.celery.installation import task_policy
 from ojs_bridge.config.policies import Policies
 from ojs_bridge.dramatiq import OJSRetries
 from ojs_bridge.engine.canary import Canary

@@ -11,7 +11,7 @@ from celery import Celery
 from dramatiq.brokers.stub import StubBroker
 
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy, celery
-from ojs_bridge.celery.attach import is_bridged, task_policy
+from ojs_bridge.celery.installation import is_bridged, task_policy
 from ojs_bridge.cli.plan import write
 from ojs_bridge.config.policies import Policies, load
 from ojs_bridge.config.settings import the_policies

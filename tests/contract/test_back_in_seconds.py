@@ -33,8 +33,9 @@ def test_the_jobs_of_a_killed_worker_begin_elsewhere_within_seconds(made: Made, 
     for job in jobs:
         assert end(fleet, job).type == "job.completed"
         assert attempts(fleet, job) == [1, 2]
-        # At rest it is less than ten; the reservation of a minute has not run out.
-        assert fleet.runs(job)[1].at - killed < 40
+        # At rest it is less than ten. On Redis less than fifteen is presence alone; on RabbitMQ, whose broker
+        # gives the message back, it shows that the reservation of a minute has not run out.
+        assert fleet.runs(job)[1].at - killed < (40 if "rabbitmq" in kind else 15)
         assert [error["type"] for error in fleet.runs(job)[1].ojs["errors"]] == ["visibility_timeout"]
 
 

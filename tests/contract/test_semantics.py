@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -30,8 +30,19 @@ from tests.contract.steps import (
 )
 from tests.servers import eventually
 
-# the task, what each run does (the last step repeats), the job's policy
-# -> runs, how it ends, the last error's type, the cause
+
+class Ending(NamedTuple):
+    """A task, the steps of its runs (the last one repeats) and a policy; the number of runs, and the end."""
+
+    task: str
+    steps: list[Step]
+    policy: dict[str, Any]
+    runs: int
+    ends: str
+    error: str | None
+    cause: str | None
+
+
 ENDINGS: dict[str, tuple[str, list[Step], dict[str, Any], int, str, str | None, str | None]] = {
     "succeeds at once": ("act", ["ok"], {}, 1, "completed", None, None),
     "fails twice, then succeeds": (
@@ -94,24 +105,27 @@ ENDINGS: dict[str, tuple[str, list[Step], dict[str, Any], int, str, str | None, 
 
 @pytest.mark.requirement("RET-01", "RET-07", "RET-08", "RET-09", "RET-17", "RET-18")
 def test_every_job_ends_as_its_policy_says(fleet: Fleet) -> None:
+    endings = {name: Ending(*given) for name, given in ENDINGS.items()}
     sent = {
-        name: fleet.send(task, *steps, policy=policy) for name, (task, steps, policy, *_) in ENDINGS.items()
+        name: fleet.send(ending.task, *ending.steps, policy=ending.policy) for name, ending in endings.items()
     }
-    for name, (task, *_, runs, ending, error_type, cause) in ENDINGS.items():
+    for name, ending in endings.items():
         job = sent[name]
         event = end(fleet, job)
-        assert event.type == ("job.completed" if ending == "completed" else "job.discarded"), name
-        assert event.data["job_type"].endswith(task), name
-        assert len(fleet.runs(job)) == runs, name
-        if ending == "completed":
+        assert event.type == ("job.completed" if ending.ends == "completed" else "job.discarded"), name
+        assert event.data["job_type"].endswith(ending.task), name
+        assert len(fleet.runs(job)) == ending.runs, name
+        if ending.ends == "completed":
             continue
-        assert event.data["last_error"]["type"] == error_type, name
-        assert (event.data["cause"], event.data["dead_lettered"]) == (cause, ending == "dead"), name
-        assert event.data["total_attempts"] == runs, name
-        if ending == "dead":
+        assert event.data["last_error"]["type"] == ending.error, name
+        assert event.data["cause"] == ending.cause, name
+        assert event.data["dead_lettered"] == (ending.ends == "dead"), name
+        assert event.data["total_attempts"] == ending.runs, name
+        if ending.ends == "dead":
             letter = fleet.bridge.dead_letters.get(job)
-            assert (letter.attempt, letter.error_type, letter.cause) == (runs, error_type, cause), name
-            assert (letter.queue, len(letter.errors)) == (fleet.queue, runs), name
+            assert (letter.attempt, letter.error_type) == (ending.runs, ending.error), name
+            assert letter.cause == ending.cause, name
+            assert (letter.queue, len(letter.errors)) == (fleet.queue, ending.runs), name
         else:
             assert_not_kept(fleet, job)
     assert fleet.bridge.broker_letters.list().letters == ()

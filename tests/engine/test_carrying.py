@@ -51,6 +51,7 @@ class Written:
     unreachable: tuple[type[Exception], ...] = (StoreError, ConnectionError)
     parts: tuple[object, ...] = ()
     can_wait: bool = True
+    at_once: bool = False
     raises: Exception | None = None
     asked: list[str] = field(default_factory=list)
 

@@ -14,7 +14,7 @@ import dramatiq
 from celery import current_app, signals
 
 from ojs_bridge import Bridge
-from ojs_bridge.celery.attach import attach
+from ojs_bridge.celery.installation import attach
 from ojs_bridge.dramatiq.middleware import bridge_of
 from tests.contract.notes import VARIABLE, Noting, Settings
 

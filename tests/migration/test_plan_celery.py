@@ -11,7 +11,8 @@ from celery.utils.time import get_exponential_backoff_interval
 
 from ojs_bridge import Bridge, Event, RetryPolicy
 from ojs_bridge.celery import install, ojs_task
-from ojs_bridge.celery.attach import options_as_policy, task_policy
+from ojs_bridge.celery.installation import task_policy
+from ojs_bridge.celery.native import options_as_policy
 from ojs_bridge.migration.plan import ENDLESS, NOT_KNOWN, NativeRetries, Runs, WaitRange, alike, policy_wait
 from ojs_bridge.migration.plan.celery import of_celery
 from ojs_bridge.rules.backoff import Intervals

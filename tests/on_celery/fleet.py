@@ -25,7 +25,7 @@ from kombu import Queue
 from kombu.asynchronous import set_event_loop
 
 from ojs_bridge import Bridge
-from ojs_bridge.celery.attach import attach
+from ojs_bridge.celery.installation import attach
 from tests.contract.notes import Noting, Settings, client
 from tests.forking import ROOT, Forked, module
 from tests.on_celery.project import make_app

@@ -15,7 +15,7 @@ from typing import Any
 from celery import Celery, Signature, chain, chord
 from celery.result import AsyncResult
 
-from ojs_bridge.celery.attach import attach
+from ojs_bridge.celery.installation import attach
 from tests.forking import ROOT
 from tests.on_celery.fleet import ENDED, celery
 from tests.on_celery.rolling import Side, ledger, make_app

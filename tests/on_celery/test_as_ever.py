@@ -19,7 +19,7 @@ from kombu import Queue
 
 from ojs_bridge import Bridge, RetryPolicy
 from ojs_bridge.celery import OJSTask, install, ojs_task
-from ojs_bridge.celery.attach import task_policy
+from ojs_bridge.celery.installation import task_policy
 from tests.contract.steps import Step, retries, sets
 from tests.on_celery.by_hand import ByHand, by_hand, natively
 

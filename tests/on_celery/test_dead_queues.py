@@ -18,7 +18,7 @@ from kombu import Exchange, Queue
 
 from ojs_bridge import Bridge, Discard
 from ojs_bridge.celery import install, ojs_task
-from ojs_bridge.celery.attach import attach, task_policy
+from ojs_bridge.celery.installation import attach, task_policy
 from ojs_bridge.celery.sending import Outgoing, bury, is_buried, publish
 from ojs_bridge.celery.wire import Wire, carried, delivered, from_json
 from ojs_bridge.errors import Unreachable, Unroutable

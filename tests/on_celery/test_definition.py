@@ -14,7 +14,7 @@ from celery.worker.request import Request
 
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy, RetryPolicy
 from ojs_bridge.celery import OJSTask, install, ojs_task
-from ojs_bridge.celery.attach import attach, task_policy
+from ojs_bridge.celery.installation import attach, task_policy
 from ojs_bridge.celery.worker import check_app
 from tests.forking import Forked, module
 

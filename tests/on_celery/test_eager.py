@@ -12,7 +12,8 @@ from celery.exceptions import Retry as CelerysRetry
 from ojs_bridge import Discard, InvalidRetryPolicy, Snooze
 from ojs_bridge.celery import install
 from tests.contract.steps import Step, raises, retries
-from tests.on_celery.fleet import Fleet
+from tests.on_celery.by_hand import by_hand, header
+from tests.on_celery.fleet import Fleet, in_seconds
 from tests.servers import eventually
 
 
@@ -146,3 +147,12 @@ def test_a_task_from_before_install_runs_under_its_policy_at_once(is_lazy: bool)
     task.apply()
     assert len(ran) == 2
     assert not app.finalized
+
+
+def test_an_eager_job_that_comes_before_its_time_is_sent_nowhere(unique: str) -> None:
+    """It has no message: what it was applied with says when it is due."""
+    hand = by_hand(install, unique)
+    ojs = header(attempt=2, next_retry_at=in_seconds(600))
+    result = hand.app.tasks["plain"].apply((["ok"],), headers={"ojs": ojs}, retries=1)
+    assert result.state == "IGNORED"
+    assert not hand.deliver()

@@ -85,7 +85,7 @@ def start_and_end(fleet: Fleet, deaths: list[tuple[str, str]]) -> list[AsyncResu
 
 @pytest.mark.requirement("RET-12")
 def test_a_job_that_dies_before_celery_knows_of_its_start_is_not_run_again_unseen(made: Made) -> None:
-    """Celery gives such a job to another process of its pool, with no mark on it (facts 3.2)."""
+    """Celery gives such a job to another process of its pool, with no mark on it."""
     fleet = made(**ROOM)
     fleet.start("-c", "4")
     steps = dies(at_once=True)

@@ -11,7 +11,7 @@ from celery.exceptions import Ignore, Reject
 from celery.exceptions import Retry as CelerysRetry
 
 from ojs_bridge import Discard, Fail, Retry, RetryPolicy
-from ojs_bridge.celery.attach import options_as_policy
+from ojs_bridge.celery.native import options_as_policy
 from ojs_bridge.engine.layers import in_ojs
 from ojs_bridge.rules.policy import LARGEST
 from tests.contract.steps import OPAQUE, Step, an, raises, retries

@@ -13,7 +13,7 @@ from kombu import Queue
 
 from ojs_bridge import Bridge
 from ojs_bridge.celery import install
-from ojs_bridge.celery.attach import attach
+from ojs_bridge.celery.installation import attach
 from tests.on_celery.by_hand import ByHand, by_hand, natively
 from tests.servers import eventually
 

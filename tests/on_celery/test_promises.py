@@ -12,8 +12,8 @@ from celery import Celery
 
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy
 from ojs_bridge.celery import OJSTask, install, ojs_task, sending
-from ojs_bridge.celery.attach import task_policy
 from ojs_bridge.celery.ends import Over, telling
+from ojs_bridge.celery.installation import task_policy
 from ojs_bridge.celery.run import is_the_tasks_own, undisturbed
 
 

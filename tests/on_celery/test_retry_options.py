@@ -14,7 +14,7 @@ from kombu.serialization import loads
 
 from ojs_bridge import Bridge
 from ojs_bridge.celery import install
-from ojs_bridge.celery.attach import attach
+from ojs_bridge.celery.installation import attach, bridge_of
 from tests.on_celery.by_hand import ByHand, by_hand, natively
 from tests.servers import eventually
 
@@ -88,7 +88,7 @@ def retried(hand: ByHand, task: str, *args: Any) -> dict[str, Any]:
     ids = {"task_id": "job", "root_id": "root", "parent_id": "parent", "reply_to": "reply"}
     hand.app.tasks[task].apply_async(args, headers={"old": 1}, soft_time_limit=30, **ids)
     assert hand.deliver()
-    if (bridge := vars(hand.app).get("_ojs_bridge")) and bridge.store and bridge.retries.count():
+    if (bridge := bridge_of(hand.app)) and bridge.store and bridge.retries.count():
         bridge.retries.run("job")
         bridge.start()
         eventually(lambda: bridge.retries.count() == 0, what="a published retry")

@@ -236,3 +236,38 @@ def test_an_interrupt_leaves_the_way_free_for_the_next_acknowledgement(
         eventually(lambda: fleet.left() == 0)
     assert any(lock.interrupts == 0 for lock in locks)
     assert [len(job.runs) for job in jobs] == [1] * 4
+
+
+@pytest.mark.requirement("RET-01")
+@pytest.mark.parametrize("raises", [True, False], ids=["failed", "succeeded"])
+@pytest.mark.parametrize("policy", [{"max_attempts": 2}, {"max_attempts": 1, "on_exhaustion": "dead_letter"}])
+@pytest.mark.parametrize("store", [None, "memory://"])
+def test_an_interrupt_after_the_decision_was_carried_out_brings_nothing_back(
+    stub: StubBroker,
+    unique: str,
+    monkeypatch: pytest.MonkeyPatch,
+    store: str | None,
+    policy: dict[str, Any],
+    raises: bool,
+) -> None:
+    """Another middleware's interrupt is one that the bridge does not know, and cannot disarm."""
+    fleet = Fleet(stub, unique, store=store, retry={**QUICK, **policy})
+    settling = fleet.bridge.engine.settling
+    settle, struck = settling.settle, list[Any]()
+
+    def strikes(*args: Any) -> None:
+        settle(*args)
+        if not struck:
+            struck.append(args)
+            raise Interrupt
+
+    def ends(_: int) -> None:
+        if raises:
+            raise OSError("down")
+
+    monkeypatch.setattr(settling, "settle", strikes)
+    with fleet.working(threads=1):
+        job = fleet.send(fleet.actor(ends))
+        eventually(lambda: struck and len(job.runs) >= (policy["max_attempts"] if raises else 1))
+        eventually(lambda: fleet.left() == 0 and time.sleep(0.3) is None and fleet.left() == 0)
+    assert len(job.runs) == (policy["max_attempts"] if raises else 1)

@@ -18,7 +18,7 @@ from kombu import pools
 from starlette.testclient import TestClient
 
 from ojs_bridge import Bridge, ConfigurationError
-from ojs_bridge.celery.attach import attach
+from ojs_bridge.celery.installation import attach
 from ojs_bridge.dramatiq import install
 from ojs_bridge.http import app_for
 from ojs_bridge.testing import virtual_time

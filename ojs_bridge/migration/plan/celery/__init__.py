@@ -16,8 +16,9 @@ from kombu.serialization import loads, prepare_accept_content
 
 from ....bridge import Bridge
 from ....celery import compat, install
-from ....celery.attach import POLICIES, explicit, is_bridged, options_as_policy, task_policy
 from ....celery.install import why_native
+from ....celery.installation import installation, is_bridged, task_policy
+from ....celery.native import explicit, options_as_policy
 from ....celery.sending import visibility_timeout
 from ....celery.wire import is_fanout
 from ....config.policies import EntryFields
@@ -74,7 +75,7 @@ def of_celery(app: Celery, names: Collection[str] = (), *, protect: bool = False
 def _plan(app: Celery, fleet: Fleet, task: Task, *, protect: bool) -> Planned:
     if is_bridged(task) and task.ojs_native is None:
         # The policy of an `@ojs_task` is read without giving the app a bridge.
-        is_attached = POLICIES in vars(app)
+        is_attached = installation(app).is_installed
         resolved = task_policy(app, task).policy if is_attached else RetryPolicy.merge(task.ojs_retry)
         return already_ojs(task.name, "is an ojs_task", resolved, task.ojs_retry)
     reading = read(fleet, task)
@@ -298,7 +299,7 @@ def measured(app: Celery, planned_tasks: Sequence[Planned]) -> list[Planned]:
     Bodies are not run, but hooks such as `on_failure` and receivers of signals are. Afterwards the app is
     under a bridge whose store is gone.
     """
-    if POLICIES in vars(app):
+    if installation(app).is_installed:
         raise ConfigurationError("verify: the app is under the bridge already: name the app as it was before")
     app.conf.task_eager_propagates = False
     return measure(planned_tasks, lambda name: _native(app.tasks[name]), partial(_moved, app))

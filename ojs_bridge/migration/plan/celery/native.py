@@ -18,7 +18,7 @@ from celery.utils.dispatch import Signal
 from celery.worker.request import Request
 
 from ....celery import compat
-from ....celery.attach import automatic
+from ....celery.native import automatic
 from .. import ENDLESS, MOST, NOT_KNOWN, NativeRetries, Open, Runs, WaitRange, celery_wait, once
 from ..code import (
     NOTHING,

@@ -1,17 +1,16 @@
-"""An app gets its bridge, a task its policy, and a sent job its own policy by the option `ojs_retry`."""
+"""An app has an installation, a task its settings, and a sent job its policy by the option `ojs_retry`."""
 
 from __future__ import annotations
 
 import functools
 import json
 import logging
-import math
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from datetime import timedelta
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import Celery, Task
@@ -20,15 +19,14 @@ from celery.exceptions import SoftTimeLimitExceeded
 from ..bridge import Bridge
 from ..config.policies import MISNAMED, Installed, Policies, misnamed
 from ..config.settings import the_retry
+from ..engine.canary import Canary
 from ..engine.engine import Engine
-from ..engine.layers import Layers, NativeJitter, RetryOn, TaskPolicy
+from ..engine.layers import Layers, RetryOn, TaskPolicy
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..messages import CREATED, HEADER, RETRY_OPTION
-from ..rules.backoff import Rng
-from ..rules.duration import format_interval
 from ..rules.failures import TIMEOUT, WORKER_DEATH, Mapped
 from ..rules.job import Job, count_of, decoded, format_time
-from ..rules.policy import LARGEST, AnyPartial, check_errors
+from ..rules.policy import AnyPartial, check_errors
 from . import compat, dead_queues
 from .sending import CeleryPublisher
 
@@ -45,75 +43,85 @@ WORKER_ERRORS: dict[type[BaseException], Mapped] = {
     WorkerLostError: WORKER_DEATH,
 }
 
-#: The attributes in which an app keeps its bridge and the policies of `install`, and a task its own settings.
-BRIDGE = "_ojs_bridge"
-_PREPARED = "_ojs_prepared"
-POLICIES = "_ojs_policies"
-#: The attribute of an app that says whether jobs in flight begin afresh.
-AFRESH = "_ojs_afresh"
-_TASK_POLICY = "_ojs_task_policy"
-_CHECKED = "_ojs_checked"
-#: The attribute of an app that has the function by which `install` adopts a task.
-ADOPT = "_ojs_adopt"
-#: The attribute of an app that has the policies of its `@ojs_task`: their tasks may be made later.
-DECLARED = "_ojs_declared"
+#: The attribute of an app that has its installation.
+_INSTALLATION = "_ojs_installation"
 #: The attribute of a request that has its run.
 RUNNING = "ojs_execution"
-_EVERY_NAME = Policies(None)
-#: The module of Celery's own task classes.
-NATIVE = "celery.app.task"
-#: Where a task keeps its `run` with Celery's automatic retries around it, when it runs without them.
-AUTORETRYING = "_ojs_autoretrying"
 #: Where a task keeps its own `acks_late`, when a policy has another for its jobs under the bridge.
 ACKS_NATIVELY = "_ojs_acks_natively"
-#: The shortest and the longest interval, in seconds: a policy has none of zero, and a calendar ends.
-_SHORTEST = 0.001
-LONGEST = 100 * 365 * 86_400
-#: The main process raises these for a child that it killed, or that died; no task sees them.
-KILLED = (TimeLimitExceeded, WorkerLostError)
+
+
+class Settings(NamedTuple):
+    """The settings of a task, and the options of Celery's from which they were made."""
+
+    task: Task
+    options: tuple[Any, ...]
+    policy: TaskPolicy
+
+
+@dataclass(eq=False)
+class Installation:
+    """What the bridge keeps of one Celery app in this process."""
+
+    bridge: Bridge | None = None
+    #: Whether the app reads `ojs_retry`, and has the steps of its worker.
+    is_prepared: bool = False
+    #: Whether `install` was called; its policies and its canary, and how it adopts a task.
+    is_installed: bool = False
+    policies: Policies = Policies(None)  # noqa: RUF009 - it is immutable
+    canary: Canary | None = None
+    adopt: Callable[[Task, Celery], None] | None = None
+    #: Whether jobs in flight begin at attempt 1.
+    begins_afresh: bool = False
+    #: The policies of its `@ojs_task` by name: their tasks may be made later.
+    declared: dict[str, AnyPartial | None] = field(default_factory=dict)
+    #: The settings of its tasks, and the tasks that are checked, by name.
+    settings: dict[str, Settings] = field(default_factory=dict)
+    checked: dict[str, Task] = field(default_factory=dict)
+    #: What keeps the messages of its workers in this process; mostly there is one.
+    holding: WeakSet[Any] = field(default_factory=WeakSet)
+    #: The requests that run in threads or greenlets of this process, each with what tells that it has ended.
+    running: dict[Any, Any] = field(default_factory=dict)
+
+
+def installation(app: Celery) -> Installation:
+    """Return what the bridge keeps of an app."""
+    kept: Installation | None = vars(app).get(_INSTALLATION)
+    return kept or vars(app).setdefault(_INSTALLATION, Installation())
 
 
 def attach(app: Celery, bridge: Bridge | None = None) -> Bridge:
     """Give an app its bridge, once; raises ConfigurationError for a second bridge."""
-    own: Bridge | None = app.__dict__.get(BRIDGE)
-    if own is not None:
-        if bridge is not None and bridge is not own:
-            raise ConfigurationError(f"the Celery app {app.main!r} already has a bridge: give it one, once")
-        return own
-    prepare(app)
-    bridge = app.__dict__.setdefault(BRIDGE, bridge or Bridge())
-    queues = dead_queues.CeleryDeadQueues(app, bridge, lambda task: task_policy(app, task))
-    bridge.engine.register(FRAMEWORK, CeleryPublisher(app, bridge, dead_queues.oldest_in), queues)
-    return bridge
+    own = installation(app)
+    if own.bridge is None:
+        prepare(app)
+        # Of several threads one gives the bridge. A lock might be held by another one as the process forks.
+        made: Bridge = vars(own).setdefault("made", bridge or Bridge())
+        queues = dead_queues.CeleryDeadQueues(app, made, lambda task: task_policy(app, task))
+        made.engine.register(FRAMEWORK, CeleryPublisher(app, made, dead_queues.oldest_in), queues)
+        own.bridge = made
+    if bridge is not None and bridge is not own.bridge:
+        raise ConfigurationError(f"the Celery app {app.main!r} already has a bridge: give it one, once")
+    return own.bridge
 
 
 def bridge_of(app: Celery) -> Bridge | None:
     """Return an app's bridge, if it has one by now."""
-    bridge: Bridge | None = vars(app).get(BRIDGE)
-    return bridge
+    return installation(app).bridge
 
 
-def prepare(app: Celery) -> None:
+def prepare(app: Celery) -> Installation:
     """Let an app read `ojs_retry`, and check itself when its worker starts; its bridge may come later."""
-    if not app.__dict__.get(_PREPARED):
-        setattr(app, _PREPARED, True)
+    own: Installation = vars(app).setdefault(_INSTALLATION, Installation())
+    if not own.is_prepared:
+        own.is_prepared = True
         app.steps["worker"].add("ojs_bridge.celery.worker:StartUp")
         app.steps["consumer"].add("ojs_bridge.celery.on_redis:Visibility")
         app.steps["consumer"].add("ojs_bridge.celery.holding:RequestHolding")
         app.steps["consumer"].add("ojs_bridge.celery.worker:ConsumerWatch")
         _read_retry_option(app)
         compat.warn_outside(app)
-
-
-def is_prepared(app: Celery) -> bool:
-    """Return whether an app has a bridge, or a task under one."""
-    return bool(app.__dict__.get(_PREPARED))
-
-
-def policies_of(app: Celery) -> Policies:
-    """Return the policies that `install` gave an app."""
-    policies: Policies = getattr(app, POLICIES, _EVERY_NAME)
-    return policies
+    return own
 
 
 def is_bridged(task: Task | None) -> bool:
@@ -126,21 +134,21 @@ def task_policy(app: Celery, task: Task | None) -> TaskPolicy:
 
     They are resolved once, and again when an option that Celery reads at each retry has changed.
     """
+    own = installation(app)
     if not getattr(task, "ojs_bridged", False) or task is None:
         return attach(app).engine.task(reserved=WORKER_ERRORS)
     options = task.max_retries, task.default_retry_delay
-    kept: tuple[Any, TaskPolicy] | None = vars(task).get(_TASK_POLICY)
-    if kept is None or kept[0] != options:
+    kept = own.settings.get(task.name)
+    if kept is None or kept.task is not task or kept.options != options:
         try:
-            policy = resolved(attach(app).engine, task, policies_of(app), task.ojs_native)
+            policy = resolved(attach(app).engine, task, own.policies, task.ojs_native)
         except TypeError as error:
-            if kept is None:
+            if kept is None or kept.task is not task:
                 raise
             logger.warning("task %s: its retries stay as they were: %r: %s", task.name, options, error)
-            policy = kept[1]
-        kept = options, policy
-        setattr(task, _TASK_POLICY, kept)
-    return kept[1]
+            policy = kept.policy
+        kept = own.settings[task.name] = Settings(task, options, policy)
+    return kept.policy
 
 
 def resolved(engine: Engine, task: Any, policies: Policies, native: Layers | None) -> TaskPolicy:
@@ -162,99 +170,10 @@ def resolved(engine: Engine, task: Any, policies: Policies, native: Layers | Non
             layers,
             errors=getattr(task, "ojs_errors", None),
             reserved=WORKER_ERRORS,
-            afresh=getattr(task.app, AFRESH, False),
+            afresh=installation(task.app).begins_afresh,
         )
     except InvalidRetryPolicy as error:
         raise error.under(f"task {task.name}") from None
-
-
-def explicit(task: Task, option: str) -> bool:
-    """Return whether a task, or a class of the user's that it inherits from, sets an option itself."""
-    classes = (cls for cls in type(task).__mro__ if cls.__module__ != NATIVE)
-    return option in vars(task) or any(option in vars(cls) for cls in classes)
-
-
-def automatic(task: Task, option: str, *, default: Any) -> Any:
-    """Return an option of the automatic retries as Celery has read it, when it made the task.
-
-    Celery does not read a later annotation or assignment.
-    """
-    if compat.orig_run.name in vars(task):
-        run = vars(task).get(AUTORETRYING, vars(task).get("run"))
-        return compat.kept_option(run, option, getattr(task, option, default))
-    return getattr(task, option, default)
-
-
-def native_of(task: Task) -> Layers:
-    """Return how Celery alone retries a task: by the task's options, or else by Celery's defaults."""
-    delay = task.default_retry_delay or 0
-    framework = {"max_attempts": attempts(task.max_retries), **_schedule("none", delay, delay, jitter=False)}
-    return Layers(framework, options=options_as_policy(task), retry_on=_native_rule(task))
-
-
-def _native_rule(task: Task) -> RetryOn | None:
-    """Return which failures Celery retries: those in `autoretry_for`; None for what code asks for."""
-    named = autoretry_for(task)
-    if not named:
-        return None
-    excluded = tuple(automatic(task, "dont_autoretry_for", default=()))
-    return RetryOn(named, f"task {task.name}: autoretry_for", never=(*excluded, *KILLED))
-
-
-def autoretry_for(task: Task) -> tuple[type[BaseException], ...]:
-    """Return the errors for which Celery itself retries a task."""
-    return tuple(automatic(task, "autoretry_for", default=())) if compat.orig_run.name in vars(task) else ()
-
-
-def options_as_policy(task: Task) -> dict[str, Any]:
-    """Return a task's native options as a partial policy; without options it has no fields."""
-    named = bool(autoretry_for(task))
-    given = dict(automatic(task, "retry_kwargs", default=None) or {}) if named else {}
-    asked = given.get("max_retries")
-    partial: dict[str, Any] = {}
-    if asked is not None or explicit(task, "max_retries"):
-        partial["max_attempts"] = attempts(task.max_retries if asked is None else asked)
-    if not named and not explicit(task, "default_retry_delay"):
-        return partial
-    factor = float(automatic(task, "retry_backoff", default=False)) if named else 0
-    if factor:
-        longest = int(automatic(task, "retry_backoff_max", default=600))
-        first = min(int(max(1.0, factor)), longest)
-        jitter = bool(automatic(task, "retry_jitter", default=True))
-        schedule = _schedule("exponential", first, longest, jitter=jitter)
-        if jitter:
-            # Half of a delay is the mean of Celery's draws.
-            schedule["jitter"] = NativeJitter(_full_jitter, _interval(first / 2), said=True)
-        return {**partial, **schedule}
-    countdown = given.get("countdown")
-    delay = task.default_retry_delay if countdown is None else countdown
-    return {**partial, **_schedule("none", delay or 0, delay or 0, jitter=False)}
-
-
-def attempts(max_retries: float | None) -> int:
-    """Return the number of runs for `max_retries`; Celery reads None as no limit, -1 as 0 and 2.5 as 2."""
-    if max_retries is None or not max_retries < LARGEST:
-        return LARGEST
-    return max(math.floor(max_retries), 0) + 1
-
-
-def _schedule(strategy: str, first: float, longest: float, *, jitter: bool) -> dict[str, Any]:
-    return {
-        "backoff_strategy": strategy,
-        "backoff_coefficient": 2.0,
-        "initial_interval": _interval(first),
-        "max_interval": _interval(longest),
-        "jitter": jitter,
-    }
-
-
-def _full_jitter(_n: int, seconds: float, rng: Rng) -> float:
-    """Draw as Celery does: whole seconds, from none to all of a delay, each as likely as another."""
-    return float(int(rng.random() * (int(seconds) + 1)))
-
-
-def _interval(seconds: float) -> str:
-    return format_interval(timedelta(seconds=min(max(seconds, _SHORTEST), LONGEST)))
 
 
 def _read_retry_option(app: Celery) -> None:
@@ -338,7 +257,7 @@ def check_whole(app: Celery, name: str, own: AnyPartial | None) -> None:
     A process whose app has no bridge knows the default policy of the settings only. Raises
     InvalidRetryPolicy.
     """
-    bridge, installed = bridge_of(app), policies_of(app).of(name) or Installed()
+    bridge, installed = bridge_of(app), installation(app).policies.of(name) or Installed()
     default = bridge.settings.retry if bridge else the_retry()
     try:
         check_errors(Layers(app=default, install=installed.policies, task=own).policy())
@@ -356,13 +275,14 @@ def check_task(app: Celery, name: str) -> None:
 
     Raises InvalidRetryPolicy, and ConfigurationError for a native task that has an `ojs_retry`.
     """
-    task = compat.task_in(compat.tasks(app), name)
-    if task is None and name in (declared := vars(app).get(DECLARED, {})):
-        check_whole(app, name, declared[name])
-    if task is None or _CHECKED in vars(task):
+    task, installed = compat.task_in(compat.tasks(app), name), installation(app)
+    if task is None and name in installed.declared:
+        check_whole(app, name, installed.declared[name])
+    if task is None or installed.checked.get(name) is task:
         return
-    # A task that was declared before `install` may be made before its app is finalized.
-    vars(app).get(ADOPT, lambda *_: None)(task, app)
+    if installed.adopt is not None:
+        # A task that was declared before `install` may be made before its app is finalized.
+        installed.adopt(task, app)
     own = getattr(task, RETRY_OPTION, None)
     if not is_bridged(task):
         if own is not None:
@@ -372,7 +292,7 @@ def check_task(app: Celery, name: str) -> None:
             task_policy(app, task)
     else:
         check_whole(app, name, own)
-    setattr(task, _CHECKED, True)
+    installed.checked[name] = task
 
 
 def header_for(app: Celery, name: str, partial: AnyPartial) -> str:
