@@ -141,7 +141,7 @@ class Delivery:
             self.engine.settling.check(begun, can_wait=self.can_wait, waits=True)
             if wish and wish.accepted and wish.wire is None and not self.at_once:
                 # The task's own code has sent the retry by itself, or has sent none.
-                settlement = Settlement[sending.Outgoing](begun, begun.job, decision)
+                settlement: Settlement[sending.Outgoing] = Settlement(begun, begun.job, decision)
             else:
                 settlement = self.engine.carrying.carry(begun, decision, self)
         except TakenOver as late:
