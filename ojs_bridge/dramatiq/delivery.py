@@ -13,7 +13,7 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 from dramatiq import Message
 from dramatiq.broker import Broker, Consumer, MessageProxy
@@ -92,7 +92,8 @@ class Delivery:
     def __init__(self, consumer: Consumer | None = None, received: float | None = None) -> None:
         self.exit = NATIVE
         #: Whether the bridge has seen it, and the policy of its actor; None if Dramatiq itself retries it.
-        self.is_seen, self.task = False, cast("TaskPolicy | None", None)
+        self.is_seen = False
+        self.task: TaskPolicy | None = None
         #: The engine's answer to it, and what judges its outcome then.
         self.begun: Run | Lost | Refuse | None = None
         self.end: Callable[[TaskPolicy, BaseException | None], Exit] | None = None
