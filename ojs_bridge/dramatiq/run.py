@@ -427,13 +427,15 @@ class ActorRun:
                 leaves = Exit.DROP
             case _:
                 assert_never(decision)
-        # The decision is carried out: from now on nothing that breaks in may bring the message back.
-        self._delivery.exit = leaves
-        if leaves is Exit.DEAD and isinstance(begun, Run):
+        if leaves is not Exit.DEAD:
+            # The decision is carried out: from now on nothing that breaks in may bring the message back.
+            self._delivery.exit = leaves
+        elif isinstance(begun, Run):
             # If it comes again before it lies there, a settled run would be dropped.
             self._engine.reservations.expire(begun)
         if isinstance(decision, (Discarded, DeadLettered)):
             mark_failed(self._engine, self._proxy, job, decision)
+            self._delivery.exit = leaves
             tell_end(self._broker, self._proxy, begun, decision)
         elif settlement.message is not None:
             self._proxy.options.update(settlement.message.options)

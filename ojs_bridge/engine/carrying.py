@@ -155,7 +155,7 @@ class Carrying:
         self._keeping = keeping
 
     def carry(self, begun: Run | Refuse, decision: Decision, outlet: Outlet[M]) -> Settlement[M]:
-        """Carry a decision out; return what the adapter is to settle when it knows how the delivery ends.
+        """Carry a decision out, and return what was done: the adapter settles it, and ends its delivery.
 
         If the job's own message stands in the way, the job becomes a dead letter. Raises TakenOver, and
         NotCarried for an error that may be over later.

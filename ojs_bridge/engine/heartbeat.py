@@ -175,7 +175,7 @@ class Heartbeat:
             name, born = f"{self.family}{uuid.uuid4().hex[:8]}", _born(os.getpid())
             self.holder = f"{socket.gethostname()}:{os.getpid()}:{name}{born and f'.{born}'}"
             self._live, self._unsettled, self._unreleased, self._done = {}, {}, [], deque()
-            self._orphans, self.ends = set(), 0.0
+            self._orphans, self.asking, self.ends = set(), set(), 0.0
             self._extended, self._lost = (0.0, frozenset()), 0.0
             self._cleared = time.monotonic()
             self._pause, self._due = self._soon, self._cleared + self._between

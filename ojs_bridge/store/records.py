@@ -78,10 +78,10 @@ def index_id(text: str) -> str:
     return f"sha256-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
-def index_text(text: str, longest: int = MAX_TEXT) -> str:
-    """Return text as every database can hold it: valid Unicode, no NUL, no more than so many characters."""
+def index_text(text: str) -> str:
+    """Return text as every database can hold it: valid Unicode, no NUL, no more than MAX_TEXT characters."""
     sound = text.encode("utf-8", "replace").decode()
-    return sound.replace("\0", "\N{REPLACEMENT CHARACTER}")[:longest]
+    return sound.replace("\0", "\N{REPLACEMENT CHARACTER}")[:MAX_TEXT]
 
 
 def matches(text: str, pattern: str | None) -> bool:

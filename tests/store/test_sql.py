@@ -18,10 +18,13 @@ import sqlalchemy as sa
 from ojs_bridge import Bridge, StoreError, open_store
 from ojs_bridge.engine.runs import Postpone
 from ojs_bridge.errors import Unstorable
-from ojs_bridge.store import Grant, Reservation, Store
+from ojs_bridge.store import Filter, Grant, Reservation, Store
 from tests.engine.test_reservations import JOB, begin, run
 from tests.servers import Postgres
+from tests.store.conftest import grant_to
+from tests.store.conftest import run as execute
 from tests.store.processes import in_processes
+from tests.store.test_groups import groups
 from tests.store.test_parked import keys, parked
 from tests.store.test_reservations import NOW, after, over, reserve
 from tests.store.test_store import letter
@@ -294,3 +297,27 @@ def test_a_file_is_for_its_owner_alone(tmp_path: Path, umask: int, form: str) ->
     store.bury(letter("j-2"))
     assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o660}
     store.close()
+
+
+def test_a_role_that_may_create_nothing_uses_the_store(postgres_url: str, role: str) -> None:
+    """The tables are there; burials, replays and the retention go on."""
+    store = open_store(postgres_url)
+    for letter_id in "abc":
+        store.bury(letter(letter_id))
+    execute(postgres_url, grant_to(role))
+    theirs = open_store(postgres_url.replace("ojs@", f"{role}@"))
+    assert theirs.bury(letter("d"))
+    assert theirs.delete(["b"], theirs.claim(["b"], now=NOW, seconds=9).claim) == 1
+    assert theirs.prune([letter("c")], now=NOW) == 1
+    assert {each.id for each in theirs.list(Filter(), limit=9, cursor=None).letters} == {"a", "d"}
+
+
+def test_a_role_that_may_only_read_sees_everything(postgres_url: str, role: str) -> None:
+    """Such as that of a page for readers: the letters, their groups and the records are there."""
+    store = open_store(postgres_url)
+    store.bury(letter("a"))
+    execute(postgres_url, f"grant select on all tables in schema public to {role}")
+    reader = open_store(postgres_url.replace("ojs@", f"{role}@"))
+    assert [each.id for each in reader.list(Filter(), limit=9, cursor=None).letters] == ["a"]
+    assert [group.count for group in groups(reader)] == [1]
+    assert reader.list_documents("operation", limit=9, cursor=None).documents == ()
