@@ -141,8 +141,9 @@ class Heartbeat:
         self.holder = ""
         #: Each with its owner: the thread or greenlet that began its run, or None while any may end it.
         self._live: dict[Reservation, Any] = {}
-        #: The questions for reservations that are under way, and until when none is asked: this process ends.
-        self.asking: set[object] = set()
+        #: The questions for reservations that are under way, each with its process: a fork has its parent's.
+        self.asking: dict[object, int] = {}
+        #: Until when none is asked, since this process ends.
         self.ends = 0.0
         #: What is to run out now, because its run has no owner any more.
         self._orphans: set[Reservation] = set()
@@ -175,7 +176,7 @@ class Heartbeat:
             name, born = f"{self.family}{uuid.uuid4().hex[:8]}", _born(os.getpid())
             self.holder = f"{socket.gethostname()}:{os.getpid()}:{name}{born and f'.{born}'}"
             self._live, self._unsettled, self._unreleased, self._done = {}, {}, [], deque()
-            self._orphans, self.asking, self.ends = set(), set(), 0.0
+            self._orphans, self.ends = set(), 0.0
             self._extended, self._lost = (0.0, frozenset()), 0.0
             self._cleared = time.monotonic()
             self._pause, self._due = self._soon, self._cleared + self._between
@@ -212,7 +213,7 @@ class Heartbeat:
         self.ends = late + _GIVE_BACK_SECONDS
         while not is_last:
             # A thread may be about to get one more.
-            is_last = not self.asking or time.monotonic() > late
+            is_last = os.getpid() not in tuple(self.asking.values()) or time.monotonic() > late
             live, self._live = self._live, {}
             for reservation in live:
                 self._store.release(Settle(reservation, self.holder, self._clock() + KEEP))

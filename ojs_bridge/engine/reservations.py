@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import random
 import time
 import uuid
@@ -392,7 +393,7 @@ class Reservations:
                 raise
 
         retry, question = self._retry, object()
-        heart.asking.add(question)
+        heart.asking[question] = os.getpid()
         try:
             while True:
                 try:
@@ -409,7 +410,7 @@ class Reservations:
                 heart.release_later(Settle(wanted, heart.holder, self._clock() + KEEP, mark))
             raise
         finally:
-            heart.asking.discard(question)
+            heart.asking.pop(question, None)
 
     def _refused(
         self, run: Run, answer: ReserveAnswer, left: timedelta | None
