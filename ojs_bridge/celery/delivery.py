@@ -133,8 +133,8 @@ class Delivery:
     ) -> End:
         """Carry a decision out, and settle the run.
 
-        Celery is shown an error. A retry comes of a `wish`, or has a `changed` message. A decision that has
-        no place now waits in the worker. The outcome of a run that was taken over does not count.
+        `shown` is the error that Celery shows. A retry has the `wish` that asks for it, or a `changed`
+        message. A decision that finds no place waits in the worker. A run that was taken over does not count.
         """
         self.changed, self.asked = wish.wire if wish else changed, wish and wish.signal
         try:

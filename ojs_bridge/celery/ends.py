@@ -78,7 +78,10 @@ class Kept(NamedTuple):
 
 
 class Again(NamedTuple):
-    """The job is on its way again, after so many seconds or at a time, by a signature if it has one."""
+    """The job is on its way again: `when` is a number of seconds, or a time.
+
+    A job that its task's own code sends has a signature, and so has an eager one.
+    """
 
     run: Run
     when: Any
@@ -126,7 +129,7 @@ def end_of(
     """Return how a delivery ends after its decision was carried out.
 
     The message of a job that has ended is acknowledged if its letter has a place, in the store or in its
-    queue's dead queue, and if its handler wants no letter.
+    queue's dead queue, or if its handler wants no letter.
     """
     begun, decision = settlement.begun, settlement.decision
     if isinstance(decision, (RetryAt, SnoozeUntil)) and isinstance(begun, Run):

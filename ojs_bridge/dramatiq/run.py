@@ -185,7 +185,10 @@ class ActorRun:
         self._held = False
 
     def enter(self, task: TaskPolicy | None) -> Run | Lost | Refuse | None:
-        """Begin a job, or let it wait that Dramatiq itself runs; raises Skipped if its actor does not run."""
+        """Begin a job; one that Dramatiq itself runs only waits for its time.
+
+        Raises Skipped if the actor is not to run.
+        """
         try:
             # If anything breaks in before its end is known, the job goes back to its queue.
             self._delivery.settle(HOLD)
@@ -414,7 +417,7 @@ class ActorRun:
         return False
 
     def _settle(self, settlement: Settlement[Outgoing]) -> Exit:
-        """Settle a run, and return how its delivery leaves; say what Dramatiq's own `Retries` would say."""
+        """Settle a run, and return how its delivery leaves; the log says what `Retries` would say."""
         begun, job, decision = settlement.begun, settlement.job, settlement.decision
         match decision:
             case Complete():
