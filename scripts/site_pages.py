@@ -147,7 +147,7 @@ def all_events() -> list[Event]:
             charge.send()
             ojs.run()
             letters = ojs.bridge.dead_letters
-            letters.retry(ojs.dead_letters[0].id)
+            letters.replay(ojs.dead_letters[0].id)
             ojs.run()
             letters.delete(ojs.dead_letters[0].id)
             charge.send()

@@ -390,4 +390,4 @@ def test_a_hostile_history_stops_nothing(url: str, state: dict[str, Any]) -> Non
     bridge.engine.keeping.bury(run, job, decision, FRAMEWORK, {})
     errors: tuple[ErrorEntry, ...] = bridge.dead_letters.get("j-1").errors
     assert len(errors) >= min(len(state["errors"]) + 2, 11)
-    bridge.dead_letters.retry("j-1")
+    bridge.dead_letters.replay("j-1")

@@ -18,7 +18,7 @@ from ..bridge import Bridge
 from ..engine.runs import Override
 from ..errors import NotFound
 from ..operations.letters import AnyPage
-from ..operations.operation import JsonAction
+from ..operations.operation import Action
 from ..operations.replaying import Bulk
 from ..rules.fingerprint import is_fingerprint
 from ..rules.job import format_time
@@ -221,9 +221,9 @@ class Letters:
     async def replay_all(self, body: Replay) -> Response:
         """Replay dead letters."""
         act = partial(self._bridge.dead_letters.replay_all, rate=body.rate)
-        return await self._many("retry", act, body)
+        return await self._many("replay", act, body)
 
-    async def _many(self, action: JsonAction, act: Callable[..., Bulk], asked: Purge) -> Response:
+    async def _many(self, action: Action, act: Callable[..., Bulk], asked: Purge) -> Response:
         """Change all letters of a filter; without `confirm` refuse, and tell their number."""
         act = partial(act, asked.where())
         if not asked.confirm:

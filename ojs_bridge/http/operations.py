@@ -14,7 +14,7 @@ from starlette.responses import Response
 from ..bridge import Bridge
 from ..errors import NotResumable, OperationNotFound, StoreError
 from ..operations.bulk import Preview
-from ..operations.operation import ON_RETRIES, JsonAction, Operation
+from ..operations.operation import ON_RETRIES, Action, Operation, action_from_json, action_to_json
 from ..operations.replaying import Bulk
 from ..rules.job import format_time
 from . import shapes
@@ -65,14 +65,15 @@ class Operations:
     @answers(OPERATIONS, "POST", "/operations")
     def begin(self, body: Begin) -> shapes.BulkOperation:
         """Begin a bulk operation; it goes on when the client goes away."""
+        action = action_from_json(body.action)
         if not body.confirm:
             if body.ids:
                 raise invalid(f"confirm: must be true; {len(body.ids)} ids are named", matched=len(body.ids))
-            raise unconfirmed(body.action, self._bridge.operations.preview(body.action, body.where()))
+            raise unconfirmed(action, self._bridge.operations.preview(action, body.where()))
 
         def begin() -> Operation:
             return self._bridge.operations.begin(
-                body.action,
+                action,
                 body.where(),
                 ids=body.ids,
                 override=dict(body.override or ()),
@@ -155,7 +156,7 @@ def _shown(operation: Operation) -> shapes.BulkOperation:
     return cast(shapes.BulkOperation, operation.to_ojs())
 
 
-def unconfirmed(action: JsonAction, preview: Preview) -> Refusal:
+def unconfirmed(action: Action, preview: Preview) -> Refusal:
     """Return the refusal of a change without consent; its details have the number, the types, the filter."""
     what = "parked retries" if action in ON_RETRIES else "dead letters"
     return invalid(
@@ -173,7 +174,7 @@ class Bulks:
         self._running = 0
         self._changed = changed
 
-    async def answer(self, action: JsonAction, work: Callable[[], Bulk]) -> Response:
+    async def answer(self, action: Action, work: Callable[[], Bulk]) -> Response:
         """Do the work, and answer with its result."""
         return Answer(_result_of(action, await self.run(work)))
 
@@ -189,10 +190,10 @@ class Bulks:
             self._changed()
 
 
-def _result_of(action: JsonAction, done: Bulk) -> shapes.Result:
+def _result_of(action: Action, done: Bulk) -> shapes.Result:
     """Return the result of a change of many letters in the spec's form (adm 6.5)."""
     result: shapes.Result = {
-        "action": action,
+        "action": action_to_json(action),
         "matched": done.matched,
         "succeeded": done.succeeded,
         "failed": done.failed,

@@ -22,7 +22,7 @@ from typing_extensions import Self
 from .. import store
 from ..engine import runs
 from ..messages import OWN_META
-from ..operations.operation import MAX_IDS, JsonAction, action_of, check
+from ..operations.operation import MAX_IDS, JsonAction, action_from_json, check
 from ..rules.duration import PATTERN, parse_duration
 from ..rules.job import parse_time
 from ..rules.policy import RetryPolicy
@@ -299,7 +299,7 @@ class Begin(Purge):
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
         override = dict(self.override or ())
-        action = action_of(self.action)
+        action = action_from_json(self.action)
         check(action, self.ids, override, self.rate, self.stop_if_failing, self.where())
         return self
 

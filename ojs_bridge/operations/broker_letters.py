@@ -114,9 +114,6 @@ class BrokerLetters:
         self._context.emit(replayed(job, self._context.clock()))
         return job
 
-    #: The specification's word: an alias of `replay`.
-    retry = replay
-
     @uninterrupted()
     def delete(self, letter_id: str) -> None:
         """Delete a dead letter; raises LetterNotFound, also while a process replays the letter."""

@@ -25,7 +25,7 @@ from ..store import EVERYTHING, Fields, Filter, Letter
 from .audit import Audit, uninterrupted
 from .dead_letters import DeadLetters
 from .letters import page_size
-from .operation import ON_RETRIES, RECORDED, Action, JsonAction, Ledger, Operation, State, action_of, check
+from .operation import ON_RETRIES, RECORDED, Action, Ledger, Operation, State, check
 from .parked_retries import ParkedRetries
 from .replaying import MAX_ERRORS, Bulk
 
@@ -58,7 +58,7 @@ class Operations:
 
     def begin(
         self,
-        action: Action | JsonAction,
+        action: Action,
         where: Filter = EVERYTHING,
         *,
         ids: Sequence[str] | None = None,
@@ -73,7 +73,7 @@ class Operations:
         the operation stops when more of the jobs whose outcome is newest have failed an attempt. Raises
         ValueError and InvalidRetryPolicy.
         """
-        action, where = action_of(action), replace(where, **fields)
+        where = replace(where, **fields)
         check(action, ids, override, rate, stop_if_failing, where)
         now = self._ledger.now()
         if ids is None:
@@ -204,14 +204,12 @@ class Operations:
         letters = [letter for letter_id in ids if (letter := self.letters.find(letter_id)) is not None]
         return letters, more
 
-    def count(self, action: Action | JsonAction, where: Filter = EVERYTHING, **fields: Unpack[Fields]) -> int:
+    def count(self, action: Action, where: Filter = EVERYTHING, **fields: Unpack[Fields]) -> int:
         """Count the letters or retries of a filter that an action would reach; raises ValueError."""
         where = replace(where, **fields)
         return self.retries.count(where) if action in ON_RETRIES else self.letters.replay_all(where).matched
 
-    def preview(
-        self, action: Action | JsonAction, where: Filter = EVERYTHING, **fields: Unpack[Fields]
-    ) -> Preview:
+    def preview(self, action: Action, where: Filter = EVERYTHING, **fields: Unpack[Fields]) -> Preview:
         """Return what an action would reach now; what comes later is not in its filter. Raises ValueError.
 
         Dead letters with a text are read, and so are parked retries, unless they are more than ten thousand

@@ -110,9 +110,6 @@ class DeadLetters:
         """
         return self.replay_with(letter_id, Override(**changes))[1]
 
-    #: The specification's word: an alias of `replay`.
-    retry = replay
-
     @uninterrupted()
     def replay_with(self, letter_id: str, override: Override) -> tuple[Letter, Job]:
         """Replay a dead letter as `replay` does; return the letter, which is gone, and its job."""
@@ -151,9 +148,6 @@ class DeadLetters:
         if not confirm:
             return self._counted(where)
         return self.carry_out("replay", where, progress, override=changes.to_ojs(), rate=rate)
-
-    #: The specification's word: an alias of `replay_all`.
-    retry_all = replay_all
 
     def why_not(self, letter: Letter) -> str | None:
         """Return why this process cannot replay a letter; None if nothing is known to prevent it."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from ..engine.context import Context
 from ..engine.keeping import Fate, fate_kind
@@ -143,13 +143,9 @@ class Operation:
         }
 
 
-def action_of(word: str) -> Action:
-    """Return an action by its name in code or in JSON; raises ValueError."""
-    if word == "retry":
-        return "replay"
-    if word not in get_args(Action):
-        raise ValueError(f"action: {word!r} must be one of {', '.join(get_args(Action))}")
-    return cast(Action, word)
+def action_from_json(action: JsonAction) -> Action:
+    """Return an action as code names it."""
+    return "replay" if action == "retry" else action
 
 
 def action_to_json(action: Action) -> JsonAction:
@@ -166,6 +162,8 @@ def check(
     where: Filter,
 ) -> None:
     """Raise ValueError for an operation that cannot be, and InvalidRetryPolicy."""
+    if action not in get_args(Action):
+        raise ValueError(f"action: {action!r} must be one of {', '.join(get_args(Action))}")
     if ids is not None and not 0 < len(ids) <= MAX_IDS:
         raise ValueError(f"ids: {len(ids)} of them; there must be 1 to {MAX_IDS}")
     if ids is not None and where != EVERYTHING:
@@ -238,7 +236,7 @@ class Ledger:
 
     def _read(self, document: Document) -> Operation:
         known = {name: value for name, value in document.body.items() if name in Operation.__slots__}
-        known["action"] = action_of(known["action"])
+        known["action"] = action_from_json(known["action"])
         known["updated_at"] = parse_time(known["updated_at"])
         known["errors"] = tuple(map(tuple, known["errors"]))
         operation = Operation(**known, began_at=document.at, revision=document.revision)

@@ -77,7 +77,7 @@ def test_they_are_listed_and_found(fleet: Fleet) -> None:
 def test_they_are_replayed(fleet: Fleet) -> None:
     plain = bury(fleet, raises(OSError, "one"), raises(OSError, "two"), "ok")
     letters = fleet.bridge.broker_letters
-    assert letters.retry(plain).replay_count == 1
+    assert letters.replay(plain).replay_count == 1
     assert end(fleet, plain, nth=2).type == "job.completed"
     assert ids(fleet) == []
     assert [run.attempt for run in fleet.runs(plain)] == [1, 2, 1]
@@ -92,7 +92,7 @@ def test_a_replay_may_change_arguments_and_policy(fleet: Fleet) -> None:
     job = bury(fleet, raises(OSError, "bad"), policy=ONCE)
     letters = fleet.bridge.broker_letters
     args = [*letters.get(job).reading.args[:-1], raises(OSError, "good")]
-    again = letters.retry(job, args=args, meta={"tenant": "t"}, retry={"max_attempts": 3})
+    again = letters.replay(job, args=args, meta={"tenant": "t"}, retry={"max_attempts": 3})
     assert again.retry == {"max_attempts": 3}
     end(fleet, job, nth=2)
     assert [run.attempt for run in fleet.runs(job)] == [1, 1, 2, 3]
@@ -109,7 +109,7 @@ def test_they_are_deleted(fleet: Fleet) -> None:
     letters = fleet.bridge.broker_letters
     letters.delete(jobs[1])
     assert ids(fleet) == [jobs[2], jobs[0]]
-    for use, gone in itertools.product((letters.get, letters.retry, letters.delete), (jobs[1], "never-was")):
+    for use, gone in itertools.product((letters.get, letters.replay, letters.delete), (jobs[1], "never-was")):
         with pytest.raises(LetterNotFound, match=f"there is no dead letter .*{gone}"):
             use(gone)
     eventually(lambda: fleet.events(jobs[1])[-1].type == "dead_letter.deleted", what="the event of the end")
@@ -124,7 +124,7 @@ def test_many_operators_publish_each_letter_once(fleet: Fleet) -> None:
         for job in jobs:
             together.wait(90)
             with suppress(LetterNotFound):
-                done.append(fleet.bridge.broker_letters.retry(job).id)
+                done.append(fleet.bridge.broker_letters.replay(job).id)
         return done
 
     with ThreadPoolExecutor(4) as pool:
@@ -154,9 +154,9 @@ def test_one_that_cannot_be_published_stays_once(fleet: Fleet, monkeypatch: pyte
     with monkeypatch.context() as patched:
         patched.setitem(fleet.bridge.engine.context.publishers, fleet.framework, Down())
         with pytest.raises(Unreachable, match="down"):
-            letters.retry(jobs[0])
+            letters.replay(jobs[0])
         assert letters.list().letters == before
-    letters.retry(jobs[0])
+    letters.replay(jobs[0])
     assert end(fleet, jobs[0], nth=2).type == "job.completed"
     assert ids(fleet) == [jobs[1]]
 
@@ -196,5 +196,5 @@ def test_a_dead_queue_is_used_as_it_is_and_declared_again_when_it_is_gone(
         channel.queue_delete(name)
         second = bury(fleet, raises(OSError), policy=ONCE)
         assert ids(fleet) == [second]
-        fleet.bridge.broker_letters.retry(second)
+        fleet.bridge.broker_letters.replay(second)
         end(fleet, second, nth=2)

@@ -88,7 +88,7 @@ def test_a_job_that_its_own_code_sends_again_is_a_job_of_its_own(
     fleet.start(4).await_ready()
     jobs = {way: fleet.send("act", *steps) for way, (steps, _) in SENT_AGAIN.items()}
     end(fleet, jobs["replayed"])
-    fleet.bridge.dead_letters.retry(jobs["replayed"])
+    fleet.bridge.dead_letters.replay(jobs["replayed"])
     for way, (steps, expected) in SENT_AGAIN.items():
         job = jobs[way]
         ends = 1 + json.dumps(steps).count("sends_again")
@@ -114,12 +114,12 @@ def test_two_jobs_under_one_id_have_two_letters(made: Callable[..., Fleet], kind
     first, second = sorted(letters.list().letters, key=lambda letter: letter.id)
     assert (first.id, second.job_id, second.id[: len(job) + 1]) == (job, job, f"{job}~")
     assert {letter.errors[-1]["message"] for letter in (first, second)} == {"first", "second"}
-    assert letters.retry(second.id).id == job
+    assert letters.replay(second.id).id == job
     eventually(lambda: fleet.types(job).count("dead_letter.added") == 3, what="its next death")
     again = letters.get(second.id)
     assert ([entry["message"] for entry in again.errors], letters.get(job)) == (["second", "third"], first)
     letters.delete(first.id)
     assert letters.get(job).id == second.id, "the only letter of a job is found by the job's id"
-    letters.retry(job)
+    letters.replay(job)
     eventually(lambda: fleet.types(job).count("job.completed") == 1, what="its success")
     assert (len(fleet.runs(job)), letters.list().letters) == (4, ())

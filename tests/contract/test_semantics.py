@@ -292,7 +292,7 @@ def test_a_replay_starts_afresh_under_its_own_id_with_the_whole_history(fleet: F
         "act_kept", raises(OSError, "one"), raises(OSError, "two"), raises(OSError, "three"), "ok"
     )
     end(fleet, job)
-    assert fleet.bridge.dead_letters.retry(job).replay_count == 1
+    assert fleet.bridge.dead_letters.replay(job).replay_count == 1
     assert end(fleet, job, nth=2).type == "job.completed"
     runs = fleet.runs(job)
     assert [(run.attempt, run.retries) for run in runs] == [(1, 0), (2, 1), (1, 0), (2, 1)]
@@ -306,7 +306,7 @@ def test_a_replay_that_fails_again_is_a_dead_letter_again(fleet: Fleet) -> None:
     job = fleet.send("act_kept", raises(OSError, "down"))
     for replays in (1, 2):
         end(fleet, job, nth=replays)
-        fleet.bridge.dead_letters.retry(job)
+        fleet.bridge.dead_letters.replay(job)
     end(fleet, job, nth=3)
     letter = fleet.bridge.dead_letters.get(job)
     assert (letter.replay_count, letter.attempt, len(letter.errors)) == (2, 2, 6)
@@ -346,7 +346,7 @@ def test_a_replay_with_other_arguments_on_another_queue(fleet: Fleet) -> None:
     assert letter.reading.meta["tenant"] == "acme"
     args = [raises_what_is_named(DeadLetter, "a.b", name="word")]
     changes: dict[str, Any] = {"args": args, "kwargs": {"word": "given"}}
-    fleet.bridge.dead_letters.retry(job, **changes, queue=fleet.other_queue, meta={"tenant": "other"})
+    fleet.bridge.dead_letters.replay(job, **changes, queue=fleet.other_queue, meta={"tenant": "other"})
     assert end(fleet, job, nth=2).data["queue"] == fleet.other_queue
     letter = fleet.bridge.dead_letters.get(job)
     assert [entry["message"] for entry in letter.errors] == ["one", "two", "given"]

@@ -67,7 +67,7 @@ def test_an_attempt_is_a_span_with_links_to_the_sender_and_to_the_attempt_before
     job = fleet.send("act_kept", raises(TimeoutError, "slow"))
     end(fleet, job)
     letter = fleet.bridge.dead_letters.get(job)
-    fleet.bridge.dead_letters.retry(job)
+    fleet.bridge.dead_letters.replay(job)
     end(fleet, job, nth=2)
     fleet.worker.stop()
     (sent,) = spans(fleet, "enqueue")
@@ -108,7 +108,7 @@ def test_the_first_context_travels_unmodified(fleet: Fleet) -> None:
     steps = [raises(OSError), raises(OSError), calls("opentelemetry.baggage.get_baggage", "tenant")]
     job = fleet.send("act_kept", *steps, meta=first)
     end(fleet, job)
-    fleet.bridge.dead_letters.retry(job)
+    fleet.bridge.dead_letters.replay(job)
     end(fleet, job, nth=2)
     fleet.worker.stop()
     notes = Noting(fleet.settings.backend).read("runs", job)

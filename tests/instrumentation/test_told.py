@@ -242,7 +242,7 @@ def send(fleet: Fleet, names: list[str]) -> dict[str, str]:
     end(fleet, jobs["buried and replayed"])
     eventually(lambda: "job.retrying" in fleet.types(jobs["run by hand"]), what="a parked retry")
     give_out()
-    end(fleet, fleet.send("act", calls(OPERATE, "dead_letters", "retry", jobs["buried and replayed"])))
+    end(fleet, fleet.send("act", calls(OPERATE, "dead_letters", "replay", jobs["buried and replayed"])))
     end(fleet, fleet.send("act", calls(OPERATE, "retries", "run", jobs["run by hand"])))
     for name, job in jobs.items():
         end(fleet, job, nth=2 if name == "buried and replayed" else 1)

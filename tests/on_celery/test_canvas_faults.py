@@ -136,7 +136,7 @@ def test_what_should_follow_follows_once(fleet: Fleet, valkey: Valkey) -> None:
         eventually(lambda case=case: errors(fleet, case), what=f"the error of {case.role}")
     fleet.replace(*pool)
     for case in replayed:
-        fleet.bridge.dead_letters.retry(case.struck.id)
+        fleet.bridge.dead_letters.replay(case.struck.id)
     wanted = {(case.role, case.fault): expected(case, results) for case in cases}
     with suppress(TimeoutError):
         eventually(lambda: seen(fleet, cases) == wanted, seconds=60)

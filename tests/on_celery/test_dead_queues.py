@@ -101,7 +101,7 @@ def test_a_replay_keeps_the_message_and_may_change_its_queue(app: Celery, unique
     plain = die(app, "a", serializer="pickle", compression="zlib", priority=3, headers={"x-mine": "yes"})
     changed = die(app, "b", "bad")
     letters = attach(app).broker_letters
-    assert letters.retry(plain).replay_count == 1
+    assert letters.replay(plain).replay_count == 1
     (wire,) = sent(app)
     state = json.loads(wire.headers["ojs"])
     assert (state["attempt"], len(state["errors"]), state["replay_count"]) == (1, 2, 1)
@@ -110,7 +110,7 @@ def test_a_replay_keeps_the_message_and_may_change_its_queue(app: Celery, unique
     assert (wire.content_type, wire.headers["compression"]) == kinds
     assert wire.properties["priority"] == 3
     other = f"{unique}-slow"
-    again = letters.retry(changed, args=["b", "good"], queue=other, retry={"max_attempts": 7})
+    again = letters.replay(changed, args=["b", "good"], queue=other, retry={"max_attempts": 7})
     assert (again.retry, again.queue) == ({"max_attempts": 7}, other)
     (wire,) = sent(app, other)
     assert json.loads(wire.body)[0] == ["b", "good"]
@@ -124,7 +124,7 @@ def test_the_queues_that_routes_name_are_looked_at(url: str, unique: str) -> Non
     routes = {"other.*": {"queue": f"{unique}-far"}, "nowhere": f"{unique}-never"}
     operator = make(url, unique, task_routes=routes)
     assert ids(operator) == [job]
-    attach(operator).broker_letters.retry(job)
+    attach(operator).broker_letters.replay(job)
     assert [wire.headers["id"] for wire in sent(sender, f"{unique}-far")] == [job]
     sender.close()
     operator.close()
@@ -165,7 +165,7 @@ def test_a_quorum_queue_which_counts_deliveries(rabbitmq: Any, unique: str) -> N
     died = bury_in_quorum_queue(app, f"{unique}-far.dead")
     for _ in range(3):
         assert ids(app) == [died]
-    attach(app).broker_letters.retry(died)
+    attach(app).broker_letters.replay(died)
     (wire,) = sent(app, f"{unique}-far")
     assert not {name for name in wire.headers if name.startswith("x-")}
     assert ids(app) == []
@@ -178,7 +178,7 @@ def test_no_look_uses_up_the_deliveries_of_a_quorum_queue(rabbitmq: Any, unique:
     jobs = [bury_in_quorum_queue(app, f"{unique}-far.dead", **{"x-delivery-limit": 20}) for _ in range(2)]
     for _ in range(30):
         assert sorted(ids(app)) == sorted(jobs)
-    attach(app).broker_letters.retry(jobs[0])
+    attach(app).broker_letters.replay(jobs[0])
     assert ids(app) == [jobs[1]]
     app.close()
 
@@ -186,7 +186,7 @@ def test_no_look_uses_up_the_deliveries_of_a_quorum_queue(rabbitmq: Any, unique:
 def test_redis_with_a_key_prefix(valkey: Any, unique: str) -> None:
     app = make(valkey.url, unique, broker_transport_options={"global_keyprefix": f"{unique}:"})
     jobs = [die(app, "a", priority=9), die(app, "b")]
-    attach(app).broker_letters.retry(jobs[0])
+    attach(app).broker_letters.replay(jobs[0])
     assert ids(app) == [jobs[1]]
     assert [wire.headers["id"] for wire in sent(app)] == [jobs[0]]
     app.close()
@@ -197,7 +197,7 @@ def test_a_broker_in_memory(unique: str) -> None:
     jobs = [die(app, f"k{n}") for n in range(3)]
     attach(app).broker_letters.delete(jobs[1])
     assert ids(app) == [jobs[2], jobs[0]]
-    attach(app).broker_letters.retry(jobs[0])
+    attach(app).broker_letters.replay(jobs[0])
     assert (ids(app), len(sent(app))) == ([jobs[2]], 1)
 
 
@@ -240,7 +240,7 @@ def test_a_queue_that_exists_with_other_arguments_takes_a_replay(rabbitmq: Any, 
     other = Queue(f"{unique}-other", queue_arguments={"x-max-length": 9})
     with app.connection_for_write() as connection:
         other(connection.default_channel).declare()
-    attach(app).broker_letters.retry(job, queue=other.name)
+    attach(app).broker_letters.replay(job, queue=other.name)
     assert ids(app) == []
     with app.connection_for_read() as connection:
         assert connection.default_channel.basic_get(other.name, no_ack=True) is not None

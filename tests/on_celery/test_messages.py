@@ -75,8 +75,8 @@ def test_a_pickled_letter_is_replayed_as_it_is(fleet: Fleet) -> None:
     assert (reading.args, reading.meta["x-mine"]) == (None, "yes")
     assert reading.note.endswith("pickled, which is not opened here")
     with pytest.raises(Unpublishable, match=r"^args: those of dead letter .* cannot be replaced: .* pickled"):
-        fleet.bridge.dead_letters.retry(job.id, args=[1])
-    fleet.bridge.dead_letters.retry(job.id)
+        fleet.bridge.dead_letters.replay(job.id, args=[1])
+    fleet.bridge.dead_letters.replay(job.id)
     assert fleet.ending(job, nth=2)["total_attempts"] == 2
     again = fleet.bridge.dead_letters.get(job.id).message
     for kind in ("body", "content_type", "content_encoding", "properties"):
@@ -123,7 +123,7 @@ def test_a_retry_goes_where_its_message_came_from(fleet: Fleet) -> None:
             f"{name}-other": f"{name}-x",
         }.get(queue, "")
         assert fleet.bridge.dead_letters.get(job.id).queue == queue
-        fleet.bridge.dead_letters.retry(job.id)
+        fleet.bridge.dead_letters.replay(job.id)
         assert fleet.ending(job, nth=2)["queue"] == queue
 
 
@@ -210,7 +210,7 @@ def test_an_id_that_is_not_text_is_one_job_wherever_it_is_named(on_valkey: Fleet
     assert fleet.ending(job)["total_attempts"] == 2
     letter = fleet.bridge.dead_letters.get(text)
     assert [entry["attempt"] for entry in letter.errors] == [1, 2]
-    fleet.bridge.dead_letters.retry(text, retry={"max_attempts": 1})
+    fleet.bridge.dead_letters.replay(text, retry={"max_attempts": 1})
     assert fleet.ending(job, nth=2)["total_attempts"] == 1
     assert [run.attempt for run in fleet.runs(job)] == [1, 2, 1]
 
@@ -280,5 +280,5 @@ def test_quorum_queues_delay_in_the_broker(separate, rabbitmq) -> None:
         exchange = fleet.runs(job)[1].more["delivery"]["exchange"]
         assert exchange.startswith("celery_delayed_") == (delay >= 1.1)
     job = sent[5.2]
-    fleet.bridge.dead_letters.retry(job.id)
+    fleet.bridge.dead_letters.replay(job.id)
     eventually(lambda: len(fleet.runs(job)) == 4, what="the replay")

@@ -207,7 +207,7 @@ def test_a_dead_letter_and_its_replay_have_the_options_of_the_retry_before(
     hand = asking(lambda app: under_a_policy(app, tmp_path), unique, wish)
     hand.app.tasks["asks"].apply_async(task_id="job")
     hand.deliver_all()
-    attach(hand.app).dead_letters.retry("job")
+    attach(hand.app).dead_letters.replay("job")
     message = hand.take()
     assert message.headers["timelimit"] == [9, None]
     assert (message.headers["shadow"], message.headers["compression"]) == ("other", "application/x-gzip")

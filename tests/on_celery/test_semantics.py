@@ -32,7 +32,7 @@ from tests.contract.notes import Settings
 from tests.on_celery.project import make_app
 from ojs_bridge.celery.installation import attach
 app = make_app(Settings.from_env())
-assert attach(app).dead_letters.retry(sys.argv[1]).replay_count == 1
+assert attach(app).dead_letters.replay(sys.argv[1]).replay_count == 1
 """
 
 

@@ -73,7 +73,7 @@ def completes(word: str) -> None:
 def replay_all() -> None:
     """Replay every dead letter."""
     for letter in bridge.dead_letters.list().letters:
-        bridge.dead_letters.retry(letter.id)
+        bridge.dead_letters.replay(letter.id)
 
 
 def send(role: str, fault: str) -> None:

@@ -75,7 +75,7 @@ def test_a_process_without_the_broker_says_so(stubbed: Callable[..., Fleet], tmp
         fleet.end(job)
     stranger = Bridge(f"sqlite:///{tmp_path}/ojs.db")
     with pytest.raises(ConfigurationError, match="dramatiq"):
-        stranger.dead_letters.retry(job.id)
+        stranger.dead_letters.replay(job.id)
     assert stranger.dead_letters.get(job.id).framework == "dramatiq"
 
 
@@ -89,7 +89,7 @@ def test_a_letter_whose_publication_fails_stays(
     operator = Bridge(f"sqlite:///{tmp_path}/ojs.db")
     install(RedisBroker(url="redis://127.0.0.1:1/0", namespace=unique), operator)
     with pytest.raises(Exception, match="onnect"):
-        operator.dead_letters.retry(job.id)
+        operator.dead_letters.replay(job.id)
     assert operator.dead_letters.get(job.id).replay_count == 0
 
 
@@ -119,7 +119,7 @@ def test_messages_of_other_encoders_are_kept_too(stubbed: Callable[..., Fleet]) 
         job = fleet.send(fleet.actor(lambda n, given: fails(n) if n <= 2 else None, ojs_retry=KEEP), {1, 2})
         with fleet.working():
             fleet.end(job)
-            fleet.bridge.dead_letters.retry(job.id)
+            fleet.bridge.dead_letters.replay(job.id)
             assert fleet.end(job, nth=2).type == "job.completed"
     finally:
         dramatiq.set_encoder(JSONEncoder())
@@ -181,7 +181,7 @@ def test_a_replay_that_fails_before_the_old_letter_is_deleted_leaves_the_new_one
     )
     with fleet.working():
         fleet.end(job)
-        fleet.bridge.dead_letters.retry(job.id)
+        fleet.bridge.dead_letters.replay(job.id)
     assert fleet.bridge.dead_letters.get(job.id).replay_count == 1
 
 
@@ -193,5 +193,5 @@ def test_a_letter_whose_actor_is_gone_is_not_published(stubbed: Callable[..., Fl
     del fleet.broker.actors[fleet.bridge.dead_letters.get(job.id).type]
     fleet.actor(fails)
     with pytest.raises(ConfigurationError, match="which dramatiq here does not know"):
-        fleet.bridge.dead_letters.retry(job.id)
+        fleet.bridge.dead_letters.replay(job.id)
     assert fleet.bridge.dead_letters.get(job.id).id == job.id

@@ -64,7 +64,7 @@ def test_many_operators_publish_each_letter_once_on_a_slow_broker(
         for job in jobs:
             together.wait(90)
             with suppress(LetterNotFound):
-                done.append(fleet.bridge.broker_letters.retry(job.id).id)
+                done.append(fleet.bridge.broker_letters.replay(job.id).id)
         return done
 
     with ThreadPoolExecutor(4) as pool:
@@ -110,7 +110,7 @@ def test_native_dead_letters_from_before_the_bridge(
     # Dramatiq keeps the message of the last attempt as it was sent, with the error of the attempt before.
     assert (letter.attempt, letter.cause) == (2, "exhausted")
     assert [(e["attempt"], e["type"], e["message"]) for e in letter.errors] == [(1, "OSError", "native 1")]
-    fleet.bridge.broker_letters.retry(letter.id)
+    fleet.bridge.broker_letters.replay(letter.id)
     with fleet.working(threads=2):
         assert fleet.end(Sent(letter.id)).type == "job.completed"
     assert runs == [5, 5, 5]
@@ -192,7 +192,7 @@ def test_with_a_store_the_whole_history_comes_along(stub: StubBroker, unique: st
     assert len(letters.list().letters[0].errors) == 10
     # The third error had no room in the last header; the store would have got it with the dead letter.
     assert [e["attempt"] for e in letters.get(job.id).errors] == [1, 2, *range(4, 14)]
-    letters.retry(job.id)
+    letters.replay(job.id)
     assert [entry["attempt"] for _, entry in open_store(url).kept_errors(job.id)] == [1, 2]
     with fleet.working():
         assert fleet.end(job, nth=2).type == "job.completed"
@@ -206,7 +206,7 @@ def test_one_whose_actor_is_gone_is_not_published(stubbed: Callable[..., Fleet])
     del fleet.broker.actors[fleet.bridge.broker_letters.get(job.id).type]
     fleet.actor(fails)
     with pytest.raises(ConfigurationError, match="which dramatiq here does not know"):
-        fleet.bridge.broker_letters.retry(job.id)
+        fleet.bridge.broker_letters.replay(job.id)
     assert fleet.bridge.broker_letters.get(job.id).id == job.id
 
 
@@ -220,8 +220,8 @@ def test_a_refused_declaration_is_no_outage(request: pytest.FixtureRequest, uniq
     fleet.broker.channel.queue_declare(odd, durable=True, arguments={"x-max-length": 9})
     letters = fleet.bridge.broker_letters
     with pytest.raises(Unroutable, match="PRECONDITION_FAILED"):
-        letters.retry(jobs[0].id, queue=odd)
-    letters.retry(jobs[1].id)
+        letters.replay(jobs[0].id, queue=odd)
+    letters.replay(jobs[1].id)
     assert [letter.id for letter in letters.list().letters] == [jobs[0].id]
     fleet.broker.close()
 

@@ -98,7 +98,7 @@ def test_a_replayed_policy_is_the_job_s_own(fleet: Fleet) -> None:
     policy = {"max_attempts": 1, "on_exhaustion": "dead_letter"}
     job = fleet.send(fleet.actor(fails), ojs_retry=policy)
     fleet.end(job)
-    fleet.bridge.dead_letters.retry(job.id)
+    fleet.bridge.dead_letters.replay(job.id)
     fleet.end(job, nth=2)
     assert fleet.bridge.dead_letters.get(job.id).retry == policy
 

@@ -85,7 +85,7 @@ def test_join_passes_once_the_replay_has_succeeded(stub: StubBroker, tmp_path: P
         sent = recovers.send()
         with pytest.raises(OSError, match="down"):
             stub.join(recovers.queue_name, timeout=10_000)
-        bridge.dead_letters.retry(sent.message_id)
+        bridge.dead_letters.replay(sent.message_id)
         stub.join(recovers.queue_name, timeout=10_000)
         assert (len(runs), stub.dead_letters) == (3, [])
     finally:

@@ -58,7 +58,7 @@ def test_each_action_is_a_record(fleet: Lives) -> None:
         store.park(parked(f"r-{n}"))
     before = bridge.engine.now()
     with acting(ANN):
-        letters.retry("j-0", args=["secret"], queue="slow")
+        letters.replay("j-0", args=["secret"], queue="slow")
         letters.delete("j-1")
         letters.replay_all(type="a", confirm=True)
         letters.purge(type="b", confirm=True)
@@ -128,7 +128,7 @@ def test_a_failure_is_a_record(small: Lives) -> None:
     for foreign in (ValueError, Unpublishable):
         outbox.refuses["j-0"] = foreign("cannot encode 'hunter2'")
         with pytest.raises(foreign, match="hunter2"):
-            bridge.dead_letters.retry("j-0")
+            bridge.dead_letters.replay("j-0")
     store = bridge.store
     assert store is not None
     store.claim(["j-1"], now=bridge.engine.now(), seconds=60)
@@ -154,7 +154,7 @@ def test_a_process_that_dies_leaves_a_record(small: Lives, monkeypatch: pytest.M
         seen.extend(records(bridge))
 
     monkeypatch.setattr(outbox, "republish", republish)
-    bridge.dead_letters.retry("j-0")
+    bridge.dead_letters.replay("j-0")
     assert [told(record) for record in seen] == [("dead_letter.replay", "begun", None)]
 
 

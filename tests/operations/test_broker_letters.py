@@ -52,7 +52,7 @@ def listed(bridge: Bridge, **kind: Any) -> list[str]:
 USES: dict[str, Callable[[Bridge], object]] = {
     "list": lambda bridge: bridge.broker_letters.list(),
     "get": lambda bridge: bridge.broker_letters.get("j-1"),
-    "retry": lambda bridge: bridge.broker_letters.retry("j-1"),
+    "replay": lambda bridge: bridge.broker_letters.replay("j-1"),
     "delete": lambda bridge: bridge.broker_letters.delete("j-1"),
 }
 
@@ -64,7 +64,7 @@ def test_without_an_app_or_a_broker(use: Callable[[Bridge], object]) -> None:
         use(Bridge())
 
 
-@pytest.mark.parametrize("name", ["get", "retry", "delete"])
+@pytest.mark.parametrize("name", ["get", "replay", "delete"])
 def test_one_that_is_not_there(stub: StubBroker, unique: str, name: str) -> None:
     """The error is a LetterNotFound, as with a store."""
     bridge = Fleet(stub, unique).bridge
@@ -116,7 +116,7 @@ def test_secrets_stay_hidden(stub: StubBroker, unique: str) -> None:
     assert (listed(fleet.bridge, text="sesame"), listed(fleet.bridge, text="ann")) == ([], [job.id])
     (whole,) = fleet.bridge.engine.context.dead_queues["dramatiq"].read(1)
     assert "sesame" in restored(whole.message).args
-    fleet.bridge.broker_letters.retry(job.id)
+    fleet.bridge.broker_letters.replay(job.id)
     with fleet.working():
         fleet.end(job, nth=2)
     assert len(job.runs) == 2
@@ -138,7 +138,7 @@ def test_ctrl_c_when_the_message_was_sent(stub: StubBroker, unique: str) -> None
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            fleet.bridge.broker_letters.retry(job.id)
+            fleet.bridge.broker_letters.replay(job.id)
     finally:
         signal.signal(signal.SIGINT, before)
     assert listed(fleet.bridge) == []
@@ -152,9 +152,9 @@ def test_a_replay_with_what_no_job_can_have(stub: StubBroker, unique: str) -> No
     letters = fleet.bridge.broker_letters
     for override in ({"args": "x"}, {"queue": ""}, {"meta": {"ojs": 1}}):
         with pytest.raises(ValueError, match=next(iter(override))):
-            letters.retry(job.id, **override)  # type: ignore[arg-type]
+            letters.replay(job.id, **override)  # type: ignore[arg-type]
     with pytest.raises(InvalidRetryPolicy):
-        letters.retry(job.id, retry={"max_attempts": -1})
+        letters.replay(job.id, retry={"max_attempts": -1})
     assert listed(fleet.bridge) == [job.id]
 
 
@@ -167,7 +167,7 @@ def test_one_whose_state_nobody_can_read(stub: StubBroker, unique: str) -> None:
     letter = fleet.bridge.broker_letters.get(job.id)
     assert letter.cause == "invalid"
     assert "version 99" in str(letter.errors)
-    fleet.bridge.broker_letters.retry(job.id)
+    fleet.bridge.broker_letters.replay(job.id)
     with fleet.working():
         assert fleet.end(job, nth=2).type == "job.completed"
 

@@ -385,8 +385,8 @@ def test_a_job_that_is_replayed_alone_belongs_to_no_operation(fleet: Lives) -> N
     bury_many(bridge, 2)
     outbox = bridge.engine.context.publishers[FRAMEWORK] = Running(bridge)
     done = bridge.operations.run(bridge.operations.begin("replay", ids=["j-001"]))
-    bridge.dead_letters.retry("j-001")
-    bridge.dead_letters.retry("j-000")
+    bridge.dead_letters.replay("j-001")
+    bridge.dead_letters.replay("j-000")
     assert "operation" not in outbox.published[-1][1].state
     assert told(bridge, done) == Jobs(1, 0, 0, 0, 0, 1, 1)
 
@@ -458,9 +458,8 @@ def test_an_override_goes_to_all_and_shows_no_argument(fleet: Lives) -> None:
 
 
 def test_a_replay_is_called_retry_in_json_and_in_the_store(fleet: Lives) -> None:
-    """So the version before reads it, and this one reads what that version wrote."""
     bridge, outbox = fleet
-    begun = bridge.operations.begin("retry", ids=bury_many(bridge, 2))
+    begun = bridge.operations.begin("replay", ids=bury_many(bridge, 2))
     document = bridge.store.get_document(operation.KIND, begun.id)
     assert (begun.action, begun.to_ojs()["action"], document.body["action"]) == ("replay", "retry", "retry")
     ended = bridge.operations.run(bridge.operations.get(begun.id))
@@ -471,6 +470,7 @@ def test_a_replay_is_called_retry_in_json_and_in_the_store(fleet: Lives) -> None
     ("asked", "told"),
     [
         ({"action": "burn"}, "action: 'burn' must be one of replay, purge"),
+        ({"action": "retry"}, "action: 'retry' must be one of replay, purge"),
         ({"ids": []}, "ids: 0 of them; there must be 1 to 10000"),
         ({"ids": ["a"], "type": "b"}, "ids: either ids or a filter, not both"),
         ({"rate": 0}, "rate: 0 must be a number of jobs a second above zero"),

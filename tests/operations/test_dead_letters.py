@@ -43,7 +43,7 @@ def outbox(bridge: Bridge) -> Outbox:
 USES: dict[str, Callable[[Bridge], object]] = {
     "list": lambda bridge: bridge.dead_letters.list(),
     "get": lambda bridge: bridge.dead_letters.get("j-1"),
-    "retry": lambda bridge: bridge.dead_letters.retry("j-1"),
+    "replay": lambda bridge: bridge.dead_letters.replay("j-1"),
     "delete": lambda bridge: bridge.dead_letters.delete("j-1"),
     "stats": lambda bridge: bridge.dead_letters.stats(),
 }
@@ -59,7 +59,7 @@ def test_without_a_store(use: Callable[[Bridge], object]) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["get", "retry", "delete"])
+@pytest.mark.parametrize("name", ["get", "replay", "delete"])
 def test_an_unknown_id(bridge: Bridge, name: str) -> None:
     """The error names the id, without the quotes of a KeyError."""
     with pytest.raises(LetterNotFound) as error:
@@ -92,7 +92,7 @@ def test_a_job_under_the_id_of_one_that_is_forgotten_has_a_letter_of_its_own(url
     second, first = bridge.dead_letters.list().letters
     assert (first.id, second.job_id, second.id[:4]) == ("j-1", "j-1", "j-1~")
     assert [letter.errors[0]["message"] for letter in (first, second)] == ["first 1", "second 1"]
-    assert bridge.dead_letters.retry(second.id).id == "j-1"
+    assert bridge.dead_letters.replay(second.id).id == "j-1"
     ((_, header),) = publisher.published
     live_and_die(bridge, "j-1", "third", state=header.text)
     third, again = bridge.dead_letters.list().letters
@@ -184,7 +184,7 @@ def test_a_replay(bridge: Bridge) -> None:
     """The job keeps its id and its history and gets fresh attempts; the letter is gone."""
     live_and_die(bridge, "j-1")
     letter = bridge.dead_letters.get("j-1")
-    job = bridge.dead_letters.retry("j-1")
+    job = bridge.dead_letters.replay("j-1")
     assert (job.id, job.attempt, job.replay_count, job.next_retry_at) == ("j-1", 1, 1, None)
     assert job.errors == letter.errors
     [(published, header)] = outbox(bridge).published
@@ -204,10 +204,10 @@ def test_a_replay_that_cannot_be_published(bridge: Bridge, raises: BaseException
     letter = bridge.dead_letters.get("j-1")
     outbox(bridge).raises = raises
     with pytest.raises(type(raises)):
-        bridge.dead_letters.retry("j-1")
+        bridge.dead_letters.replay("j-1")
     assert bridge.dead_letters.get("j-1") == letter
     outbox(bridge).raises = None
-    assert bridge.dead_letters.retry("j-1").replay_count == 1
+    assert bridge.dead_letters.replay("j-1").replay_count == 1
 
 
 @pytest.mark.requirement("DLQ-003")
@@ -218,7 +218,7 @@ def test_a_letter_of_a_framework_that_is_not_here(bridge: Bridge) -> None:
     with pytest.raises(
         ConfigurationError, match=r"^dead letter 'j-1' belongs to outbox, .* no outbox app or"
     ):
-        bridge.dead_letters.retry("j-1")
+        bridge.dead_letters.replay("j-1")
     assert bridge.dead_letters.list().letters
 
 
@@ -237,13 +237,13 @@ class Slow(Outbox):
 
 
 @pytest.mark.requirement("DLQ-003")
-@pytest.mark.parametrize("name", ["retry", "delete"])
+@pytest.mark.parametrize("name", ["replay", "delete"])
 def test_while_one_replays_another_cannot(bridge: Bridge, name: str) -> None:
     """A second replay, and a deletion, are refused; the message is published once."""
     live_and_die(bridge, "j-1")
     slow = bridge.engine.context.publishers[FRAMEWORK] = Slow()
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(bridge.dead_letters.retry, "j-1")
+        first = pool.submit(bridge.dead_letters.replay, "j-1")
         assert slow.busy.wait(90)
         with pytest.raises(LetterNotFound, match=r"^dead letter 'j-1' is being replayed, or is gone$"):
             USES[name](bridge)
@@ -266,7 +266,7 @@ def test_two_operators_replay_everything_at_once(store: str) -> None:
         start.wait(90)
         for name in names:
             try:
-                bridge.dead_letters.retry(name)
+                bridge.dead_letters.replay(name)
             except LetterNotFound:
                 continue
 
@@ -295,7 +295,7 @@ def test_a_job_that_dies_again_at_once_is_not_lost(bridge: Bridge) -> None:
     """The new letter of the job stays."""
     live_and_die(bridge, "j-1")
     bridge.engine.context.publishers[FRAMEWORK] = Doomed(bridge)
-    bridge.dead_letters.retry("j-1")
+    bridge.dead_letters.replay("j-1")
     letter = bridge.dead_letters.get("j-1")
     assert (letter.replay_count, len(letter.errors)) == (1, 6)
 
@@ -311,7 +311,7 @@ def test_the_whole_history_through_three_lives(store: str, message: str, options
     bridge, box = bridge_with_outbox(store, retry={**KEEP, "max_attempts": 30}, **options)
     live_and_die(bridge, "j-1", message)
     for replay in (1, 2):
-        assert bridge.dead_letters.retry("j-1").replay_count == replay
+        assert bridge.dead_letters.replay("j-1").replay_count == replay
         _, header = box.published[-1]
         assert len(header.text) <= options.get("header_budget", 16 * 1024)
         live_and_die(bridge, "j-1", message, state=header.text)
@@ -329,9 +329,9 @@ def test_a_replay_that_failed_does_not_spoil_the_history(store: str) -> None:
     live_and_die(bridge, "j-1")
     box.raises = ConnectionError("no broker")
     with pytest.raises(ConnectionError):
-        bridge.dead_letters.retry("j-1")
+        bridge.dead_letters.replay("j-1")
     box.raises = None
-    bridge.dead_letters.retry("j-1")
+    bridge.dead_letters.replay("j-1")
     live_and_die(bridge, "j-1", state=box.published[0][1].text)
     assert len(bridge.dead_letters.get("j-1").errors) == 30
 
@@ -342,7 +342,7 @@ def test_a_deleted_letter_leaves_nothing(store: str) -> None:
     live_and_die(bridge, "j-1")
     box.raises = ConnectionError("no broker")
     with pytest.raises(ConnectionError):
-        bridge.dead_letters.retry("j-1")
+        bridge.dead_letters.replay("j-1")
     bridge.dead_letters.delete("j-1")
     assert bridge.store is not None
     assert bridge.store.kept_errors("j-1") == []
@@ -355,7 +355,7 @@ def test_events(store: str) -> None:
     bridge, _ = bridge_with_outbox(store, listeners=[heard.append])
     live_and_die(bridge, "j-1")
     live_and_die(bridge, "j-2")
-    bridge.dead_letters.retry("j-1")
+    bridge.dead_letters.replay("j-1")
     bridge.dead_letters.delete("j-2")
     assert bridge.flush(30)
     known = {"job_type": "billing.charge", "queue": "default"}
@@ -383,7 +383,7 @@ def test_from_end_to_end(store: str, unique: str) -> None:
             fleet.end(job, nth=nth, seconds=50)
             eventually(lambda nth=nth: len(fleet.bridge.dead_letters.get(job.id).errors) == 30 * nth)  # type: ignore[misc]
             letter = fleet.bridge.dead_letters.get(job.id)
-            fleet.bridge.dead_letters.retry(job.id)
+            fleet.bridge.dead_letters.replay(job.id)
         assert fleet.end(job, nth=3).type == "job.completed"
     assert [(e.get("replay"), e["attempt"]) for e in letter.errors] == [
         *((None, n) for n in range(1, 31)),

@@ -110,7 +110,7 @@ def test_those_that_cannot_be_replayed_stay_and_are_told(fleet: Lives) -> None:
     )
     assert [sent.id for sent, _ in outbox.published] == ["good"]
     outbox.refuses, outbox.strangers = {}, set()
-    assert bridge.dead_letters.retry("bad").id == "bad"
+    assert bridge.dead_letters.replay("bad").id == "bad"
 
 
 @pytest.mark.requirement("DLQ-R001")
@@ -147,7 +147,7 @@ def test_a_store_that_fails_once_the_message_was_sent(
     if many:
         bridge.dead_letters.replay_all(confirm=True)
     else:
-        bridge.dead_letters.retry("j-1")
+        bridge.dead_letters.replay("j-1")
     assert [sent.id for sent, _ in outbox.published] == ["j-1"]
     assert bridge.dead_letters.stats().total == 0
 
@@ -270,7 +270,7 @@ def test_a_replay_with_overrides(fleet: Lives) -> None:
     """The publisher gets the overrides, and the header the policy; fields without an override stay."""
     bridge, outbox = fleet
     bury(bridge, "j-1", retry={"max_attempts": 4})
-    job = bridge.dead_letters.retry(
+    job = bridge.dead_letters.replay(
         "j-1", queue="slow", args=[1], kwargs={"a": 2}, meta={"by": "me"}, retry={"initial_interval": "PT5S"}
     )
     assert job.queue == "slow"
@@ -318,7 +318,7 @@ def test_an_override_that_is_wrong(fleet: Lives, override: dict[str, Any], told:
     bridge, outbox = fleet
     bury(bridge, "j-1")
     with pytest.raises(ValueError) as error:
-        bridge.dead_letters.retry("j-1", **override)
+        bridge.dead_letters.replay("j-1", **override)
     assert str(error.value) == told
     assert (outbox.published, bridge.dead_letters.stats().total) == ([], 1)
 
@@ -329,7 +329,7 @@ def test_an_override_of_the_policy_that_is_wrong(fleet: Lives) -> None:
     bury(bridge, "j-1", retry={"max_interval": "PT1M"})
     for retry in ({"max_attempts": -1}, {"initial_interval": "PT5M"}):
         with pytest.raises(InvalidRetryPolicy):
-            bridge.dead_letters.retry("j-1", retry=retry)
+            bridge.dead_letters.replay("j-1", retry=retry)
     assert (outbox.published, bridge.dead_letters.get("j-1").id) == ([], "j-1")
 
 
@@ -339,7 +339,7 @@ def test_a_replay_of_a_task_that_is_gone(fleet: Lives) -> None:
     bury(bridge, "j-1", type="gone")
     outbox.strangers = {"gone"}
     with pytest.raises(ConfigurationError, match="which outbox here does not know"):
-        bridge.dead_letters.retry("j-1")
+        bridge.dead_letters.replay("j-1")
     assert (outbox.published, bridge.dead_letters.get("j-1").id) == ([], "j-1")
 
 
@@ -595,7 +595,7 @@ def test_a_redaction_hides_secrets_everywhere(url: str, message: dict[str, Any])
     assert len(bridge.dead_letters.list(text="redacted").letters) == 1
     with pytest.raises(ValueError, match=r"^line 1: dead letter 'j-1' was redacted"):
         bridge.dead_letters.load(bridge.dead_letters.export())
-    bridge.dead_letters.retry("j-1")
+    bridge.dead_letters.replay("j-1")
     assert outbox.published[0][0].message == message
 
 
@@ -680,4 +680,4 @@ def test_a_message_that_nobody_can_read(message: dict[str, Any]) -> None:
 def test_a_letter_that_is_gone_for_overrides(fleet: Lives) -> None:
     """The error is the one for any letter that is gone."""
     with pytest.raises(LetterNotFound):
-        fleet[0].dead_letters.retry("nobody", queue="slow")
+        fleet[0].dead_letters.replay("nobody", queue="slow")

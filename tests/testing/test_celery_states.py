@@ -107,7 +107,7 @@ def test_a_replay_has_no_expiry_that_is_over(app: Celery, ojs: VirtualTime) -> N
     ojs.run()
     assert ojs.dead_letters[0].message["headers"]["expires"]
     ojs.advance("PT1H")
-    ojs.bridge.dead_letters.retry(job.id)
+    ojs.bridge.dead_letters.replay(job.id)
     assert ojs.run().outcome == "completed"
     assert ojs.dead_letters == ()
 

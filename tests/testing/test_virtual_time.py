@@ -175,7 +175,7 @@ def test_injected_failures(shop: Shop, ojs: VirtualTime) -> None:
     shop.send(task)
     job = ojs.run()
     assert (job.errors, ran) == (["builtins.TimeoutError"] * 2 + ["payment.stolen"], [])
-    ojs.bridge.dead_letters.retry(job.id)
+    ojs.bridge.dead_letters.replay(job.id)
     assert (ojs.run().outcome, ran) == ("completed", [1])
     with pytest.raises(LookupError, match=r"no .* has the name 'refund'"):
         ojs.fail("refund", OSError)
@@ -191,7 +191,7 @@ def test_an_injected_class_may_need_arguments(shop: Shop, ojs: VirtualTime) -> N
 def test_a_replay_begins_afresh(shop: Shop, ojs: VirtualTime) -> None:
     sent = shop.send(shop.task(down, **CRM))
     ojs.run()
-    ojs.bridge.dead_letters.retry(sent)
+    ojs.bridge.dead_letters.replay(sent)
     job = ojs.run()
     assert (job.attempts, job.waits, job.outcome) == (5, [15, 60, 240, 960], "dead_letter")
     assert [event.type for event in job.events].count("dead_letter.retried") == 1
