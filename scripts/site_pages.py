@@ -19,12 +19,12 @@ import typer
 from typer.cli import get_docs_for_click
 
 from ojs_bridge import Bridge, RetryPolicy, Snooze
+from ojs_bridge.adapters.private_names import names_in
 from ojs_bridge.celery.compat import TESTING
 from ojs_bridge.cli.program import program
 from ojs_bridge.config.settings import SETTINGS
 from ojs_bridge.engine import events
 from ojs_bridge.engine.events import Event
-from ojs_bridge.engine.private_names import names_in
 from ojs_bridge.http.app import document
 from ojs_bridge.rules.decision import GiveBack
 from ojs_bridge.rules.job import Job

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ojs_bridge import StoreError
-from ojs_bridge.engine.private_names import PrivateName, _in_code_of
+from ojs_bridge.adapters.private_names import PrivateName, _in_code_of
 from tests.servers import eventually
 
 VARIABLE = "OJS_TEST_FAULTS"

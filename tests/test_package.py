@@ -39,13 +39,14 @@ FLOORS = [
     {"operations"},
     {"config"},
     {"bridge"},
+    {"adapters"},
     {"celery", "dramatiq", "instrumentation"},
     {"migration", "testing"},
     {"http"},
     {"cli"},
 ]
 #: The floors below the adapters.
-BELOW = set().union(*FLOORS[:7])
+BELOW = set().union(*FLOORS[: FLOORS.index({"adapters"})])
 
 
 def modules_after(statement: str) -> set[str]:

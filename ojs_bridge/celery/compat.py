@@ -16,7 +16,7 @@ from typing import Any
 from celery import Celery
 from celery.app.trace import TraceInfo
 
-from ..engine.private_names import PrivateName, minor, missing_vital, names_in, vital
+from ..adapters.private_names import PrivateName, minor, missing_vital, names_in, vital
 from ..errors import ConfigurationError
 
 __all__ = ["TraceInfo"]

@@ -11,10 +11,10 @@ from celery import Celery, Task, current_app
 from celery.local import Proxy
 from celery.result import AsyncResult
 
+from ..adapters.canary import Canary, Percentages
 from ..bridge import Bridge
 from ..config.policies import MISNAMED, PoliciesOrFile, misnamed
 from ..config.settings import InFlight, begins_afresh, the_policies
-from ..engine.canary import Canary, Percentages
 from ..engine.layers import RetryOn, RetryOnLike
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..messages import RETRY_OPTION

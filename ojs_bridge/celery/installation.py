@@ -16,10 +16,10 @@ from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import Celery, Task
 from celery.exceptions import SoftTimeLimitExceeded
 
+from ..adapters.canary import Canary
 from ..bridge import Bridge
 from ..config.policies import MISNAMED, Installed, Policies, misnamed
 from ..config.settings import the_retry
-from ..engine.canary import Canary
 from ..engine.engine import Engine
 from ..engine.layers import Layers, RetryOn, TaskPolicy
 from ..errors import ConfigurationError, InvalidRetryPolicy

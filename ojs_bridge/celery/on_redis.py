@@ -15,7 +15,7 @@ from celery import bootsteps
 from celery.concurrency import solo
 from celery.worker import state
 
-from ..engine.presence import Dead, Presence, text_of
+from ..adapters.presence import Dead, Presence, text_of
 from ..engine.threads import keep_going
 from . import compat
 from .installation import attach

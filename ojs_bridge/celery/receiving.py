@@ -16,7 +16,7 @@ from celery import Celery, Task
 from celery.exceptions import InvalidTaskError
 from kombu.exceptions import ContentDisallowed, DecodeError
 
-from ..engine.canary import Canary
+from ..adapters.canary import Canary
 from ..engine.events import harmless
 from ..engine.storage_retry import at_once, is_of_process
 from ..engine.threads import AGAIN

@@ -41,7 +41,7 @@ from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 from kombu.utils.scheduling import priority_cycle, round_robin_cycle
 
-from ..engine.presence import present_key, text_of
+from ..adapters.presence import present_key, text_of
 from . import compat
 from .bell import Bell
 

@@ -17,10 +17,10 @@ from dramatiq.middleware import Retries
 from dramatiq.middleware.middleware import MiddlewareError
 from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF, DEFAULT_MIN_BACKOFF
 
+from ..adapters.canary import Canary, Percentages
 from ..bridge import Bridge
 from ..config.policies import MISNAMED, Installed, PoliciesOrFile, misnamed
 from ..config.settings import InFlight, begins_afresh, the_policies
-from ..engine.canary import Canary, Percentages
 from ..engine.layers import INTERVALS, WAITS, Layers, NativeJitter, RetryOn, TaskPolicy, in_ojs
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
 from ..messages import RETRY_OPTION

@@ -15,8 +15,8 @@ from dramatiq.broker import Broker, MessageProxy
 from dramatiq.common import dq_name, xq_name
 from dramatiq.errors import ConnectionClosed, ConnectionFailed
 
+from ..adapters.private_names import numbers_of
 from ..bridge import Bridge
-from ..engine.private_names import numbers_of
 from ..engine.runs import Backlog
 from ..rules.job import Job
 from . import compat

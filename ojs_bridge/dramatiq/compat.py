@@ -16,7 +16,7 @@ from dramatiq.broker import MessageProxy
 from dramatiq.common import xq_name
 from dramatiq.middleware import Retries, group_callbacks
 
-from ..engine.private_names import PrivateName, minor, names_in, vital
+from ..adapters.private_names import PrivateName, minor, names_in, vital
 
 #: Uses that not every worker has: the kinds of brokers, by the modules of their classes.
 REDIS, RABBITMQ, STUB = (f"dramatiq.brokers.{kind}" for kind in ("redis", "rabbitmq", "stub"))

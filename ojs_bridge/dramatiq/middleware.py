@@ -13,13 +13,13 @@ from dramatiq.broker import Broker, MessageProxy
 from dramatiq.common import q_name
 from dramatiq.middleware import GroupCallbacks, Middleware, Retries
 
+from ..adapters.canary import Percentages
+from ..adapters.presence import Presence
+from ..adapters.private_names import missing_vital
 from ..bridge import Bridge
 from ..config.policies import MISNAMED, PoliciesOrFile
 from ..config.settings import InFlight
-from ..engine.canary import Percentages
 from ..engine.events import strikes
-from ..engine.presence import Presence
-from ..engine.private_names import missing_vital
 from ..engine.reservations import TakenOver
 from ..errors import ConfigurationError
 from ..messages import HEADER, RETRY_OPTION

@@ -17,7 +17,7 @@ from dramatiq.broker import MessageProxy
 from dramatiq.common import current_millis, dq_name, xq_name
 from dramatiq.middleware import Interrupt
 
-from ..engine.presence import Dead, Presence, present_key
+from ..adapters.presence import Dead, Presence, present_key
 from ..engine.reservations import Reservations
 from .compat import (
     REDIS_ID,

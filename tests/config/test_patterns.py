@@ -13,11 +13,11 @@ from celery import Celery
 from dramatiq.brokers.stub import StubBroker
 
 from ojs_bridge import Bridge, RetryPolicy, StorageRetry
+from ojs_bridge.adapters.canary import Canary
 from ojs_bridge.celery import install, ojs_task
 from ojs_bridge.celery.installation import task_policy
 from ojs_bridge.config.policies import Policies
 from ojs_bridge.dramatiq import OJSRetries
-from ojs_bridge.engine.canary import Canary
 from ojs_bridge.migration.plan import Planned, planned
 from ojs_bridge.operations.replaying import ReplayRule
 from ojs_bridge.rules.failures import Failure

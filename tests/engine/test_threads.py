@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from ojs_bridge import Bridge, Event
+from ojs_bridge.adapters.presence import Presence
 from ojs_bridge.engine import threads
 from ojs_bridge.engine.heartbeat import Heartbeat
-from ojs_bridge.engine.presence import Presence
 from ojs_bridge.engine.rates import Sums
 from ojs_bridge.engine.scheduler import Scheduler
 from tests.servers import eventually
@@ -146,7 +146,12 @@ def test_a_line_tells_where_it_comes_from(caplog: pytest.LogCaptureFixture) -> N
     assert caplog.records[-1].filename == Path(__file__).name
 
 
-PAUSES = ("heartbeat.CLEAR_SECONDS", "rates.PERIOD", "presence.LOOK_SECONDS", "scheduler.SWEEP_SECONDS")
+PAUSES = (
+    "engine.heartbeat.CLEAR_SECONDS",
+    "engine.rates.PERIOD",
+    "engine.scheduler.SWEEP_SECONDS",
+    "adapters.presence.LOOK_SECONDS",
+)
 #: A step of each thread, by the name of the thread.
 STEPS: dict[str, tuple[Any, str]] = {
     "ojs-heartbeat": (Heartbeat, "_lose_orphans"),
@@ -174,13 +179,8 @@ def test_each_thread_goes_on_after_an_error(
         return original(*args) if owner is not Presence else None
 
     monkeypatch.setattr(owner, step, strange)
-    for place, value in {
-        "heartbeat.CLEAR_SECONDS": 0.05,
-        "rates.PERIOD": 0.05,
-        "presence.LOOK_SECONDS": 0.05,
-    }.items():
-        monkeypatch.setattr(f"ojs_bridge.engine.{place}", value)
-    monkeypatch.setattr("ojs_bridge.engine.scheduler.SWEEP_SECONDS", 0.05)
+    for place in PAUSES:
+        monkeypatch.setattr(f"ojs_bridge.{place}", 0.05)
     bridge = Bridge(f"sqlite:///{tmp_path}/ojs.db")
     bridge.start()
     bridge.engine.start_threads()

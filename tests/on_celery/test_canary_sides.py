@@ -14,9 +14,9 @@ from celery import Celery, chain
 from celery.signals import task_failure
 
 from ojs_bridge import Bridge, ConfigurationError
+from ojs_bridge.adapters.canary import Canary
 from ojs_bridge.celery import install, ojs_task
 from ojs_bridge.celery.worker import check_app
-from ojs_bridge.engine.canary import Canary
 from tests.contract.steps import an, calls_itself, raises, retries
 from tests.on_celery.by_hand import ByHand, by_hand, failing, header, natively, outside
 from tests.on_celery.fleet import in_seconds

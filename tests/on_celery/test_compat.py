@@ -11,9 +11,9 @@ import pytest
 from celery import Celery
 
 from ojs_bridge import Bridge, ConfigurationError
+from ojs_bridge.adapters.private_names import PrivateName, missing_vital
 from ojs_bridge.celery import compat, install
 from ojs_bridge.celery.worker import fit_frameworks
-from ojs_bridge.engine.private_names import PrivateName, missing_vital
 from tests.faults import wrapped
 
 NAMES = {f"{name.place}.{name.name}": name for name in compat.names()}

@@ -18,10 +18,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry as RedisRetry
 
 from ojs_bridge import Bridge
+from ojs_bridge.adapters.presence import Dead, present_key
 from ojs_bridge.dramatiq import receiving
 from ojs_bridge.dramatiq.consumer import wrap
 from ojs_bridge.dramatiq.on_redis import Hands, present
-from ojs_bridge.engine.presence import Dead, present_key
 from ojs_bridge.store import Grant, Reservation
 from tests.on_dramatiq.fleet import QUICK, Fleet, Heard, Sent
 from tests.servers import Valkey, eventually

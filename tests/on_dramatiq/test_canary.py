@@ -19,8 +19,8 @@ from dramatiq.results import ResultFailure, Results
 from dramatiq.results.backends import StubBackend
 
 from ojs_bridge import Bridge, ConfigurationError, DeadLetter
+from ojs_bridge.adapters.canary import Canary
 from ojs_bridge.dramatiq import OJSRetries, install
-from ojs_bridge.engine.canary import Canary
 from ojs_bridge.rules.job import format_time
 from tests.on_dramatiq.fleet import QUICK, dead_messages
 from tests.servers import eventually

@@ -15,9 +15,9 @@ from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
 
+from ojs_bridge.adapters.private_names import PrivateName
 from ojs_bridge.dramatiq import OJSRetries, compat
 from ojs_bridge.dramatiq.actors import BootError
-from ojs_bridge.engine.private_names import PrivateName
 from tests.faults import wrapped
 
 NAMES = {f"{name.place}-{name.name}": name for name in compat.names()}

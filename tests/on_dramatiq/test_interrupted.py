@@ -17,9 +17,9 @@ from dramatiq.brokers.stub import StubBroker
 from dramatiq.middleware import Interrupt, Middleware, Shutdown, shutdown
 
 from ojs_bridge import Bridge, open_store
+from ojs_bridge.adapters.presence import LOOK_SECONDS
 from ojs_bridge.dramatiq import OJSRetries, consumer
 from ojs_bridge.dramatiq.on_redis import Acknowledgements
-from ojs_bridge.engine.presence import LOOK_SECONDS
 from ojs_bridge.store import Reservation, Settle
 from tests.on_dramatiq.fleet import QUICK, Fleet, Heard, left_in
 from tests.servers import Valkey, eventually

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
+from ..engine.heartbeat import has_ended
+from ..engine.threads import keep_going
 from ..errors import StoreError
-from .heartbeat import has_ended
-from .threads import keep_going
 
 logger = logging.getLogger("ojs_bridge")
 

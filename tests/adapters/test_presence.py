@@ -14,8 +14,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from ojs_bridge.engine import presence
-from ojs_bridge.engine.presence import Dead, Presence
+from ojs_bridge.adapters import presence
+from ojs_bridge.adapters.presence import Dead, Presence
 from tests.servers import Valkey, eventually
 
 

@@ -1,0 +1,1 @@
+"""What the adapters of both frameworks use, and nothing below them needs."""
