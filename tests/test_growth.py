@@ -21,11 +21,10 @@ from ojs_bridge.config.policies import read_file, read_toml
 from ojs_bridge.errors import BridgeError
 from ojs_bridge.messages import read_message
 from ojs_bridge.operations.letters import loaded
-from ojs_bridge.rules.duration import parse_duration
 from ojs_bridge.rules.failures import Failure
 from ojs_bridge.rules.fingerprint import fingerprint
 from ojs_bridge.rules.job import Job, decode, encode, parse_time
-from ojs_bridge.rules.patterns import check_pattern, matches
+from ojs_bridge.rules.notations import check_pattern, matches, parse_duration
 from ojs_bridge.rules.policy import RetryPolicy, check_errors
 from ojs_bridge.store import to_json
 from tests.http.doors import API, House, client_at, house, unlimited

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from ..errors import ConfigurationError
-from ..rules.patterns import check_pattern, matches
+from ..rules.notations import check_pattern, matches
 
 #: The variable that counts if no canary is given: a number, or a JSON object.
 VARIABLE = "OJS_BRIDGE_CANARY"

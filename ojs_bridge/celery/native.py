@@ -14,7 +14,7 @@ from celery import Task
 
 from ..engine.layers import Layers, NativeJitter, RetryOn, is_exception
 from ..rules.backoff import Rng
-from ..rules.duration import format_interval
+from ..rules.notations import format_interval
 from ..rules.policy import LARGEST
 from . import compat
 

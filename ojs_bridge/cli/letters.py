@@ -17,7 +17,7 @@ from typer import Option
 from ..operations.dead_letters import DeadLetters
 from ..operations.letters import MAX_PAGE, READ, Whereabouts, every_page
 from ..operations.replaying import Bulk
-from ..rules.duration import parse_duration
+from ..rules.notations import parse_duration
 from ..rules.policy import attempts_in_words
 from ..store import Filter, Letter, Stats
 from .commands import show_entries

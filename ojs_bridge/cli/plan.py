@@ -21,7 +21,7 @@ from ..config.policies import load, read_toml
 from ..engine.layers import NUMBERS
 from ..errors import ConfigurationError
 from ..migration.plan import NOT_KNOWN, NativeRetries, Planned, WaitRange
-from ..rules.duration import spoken
+from ..rules.notations import spoken
 from ..rules.policy import AnyPartial, RetryPolicy, fields_of
 from .commands import INCOMPLETE
 from .finding import app_of, is_celery, load_tasks

@@ -13,8 +13,8 @@ from typer import Argument, Option
 from ..config.policies import Named, policy_in, read_file
 from ..config.settings import the_retry
 from ..errors import ConfigurationError, InvalidRetryPolicy
-from ..rules.duration import spoken
 from ..rules.failures import VISIBILITY_TIMEOUT
+from ..rules.notations import spoken
 from ..rules.policy import RetryPolicy
 from ..testing.explaining import MOST, PlannedWait, explain
 from .commands import INCOMPLETE, AsJson, command, group_of, json_of

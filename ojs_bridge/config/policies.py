@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ..engine.layers import RetryOn, RetryOnLike
 from ..errors import ConfigurationError, InvalidRetryPolicy
-from ..rules.patterns import check_pattern, matches
+from ..rules.notations import check_pattern, matches
 from ..rules.policy import AnyPartial, PolicyFields, RetryPolicy, check_errors, check_partial
 
 if sys.version_info >= (3, 11):

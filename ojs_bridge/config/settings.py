@@ -18,9 +18,9 @@ from ..engine.heartbeat import SUSPICION
 from ..engine.layers import imported
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..operations.retention import Retention
-from ..rules.duration import duration_at
 from ..rules.failures import ErrorMap, Errors
 from ..rules.job import HEADER_BUDGET, MAX_HEADER, MIN_HEADER_BUDGET, MIN_HISTORY
+from ..rules.notations import duration_at
 from ..rules.policy import LARGEST, AnyPartial, RetryPolicy
 from ..store import PATIENCE_SECONDS, Store, open_store, without_password
 from .policies import MISNAMED, Policies, PoliciesOrFile, load, read_toml

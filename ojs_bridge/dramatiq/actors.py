@@ -25,8 +25,8 @@ from ..engine.layers import INTERVALS, WAITS, Layers, NativeJitter, RetryOn, Tas
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
 from ..messages import RETRY_OPTION
 from ..rules.backoff import Rng
-from ..rules.duration import format_interval
 from ..rules.job import Job
+from ..rules.notations import format_interval
 from ..rules.policy import LARGEST
 from .translate import WORKER_ERRORS, InvalidOptions, bare_job, job_of
 

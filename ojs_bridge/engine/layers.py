@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 from ..errors import ConfigurationError
 from ..rules.backoff import CustomJitter, Rng
-from ..rules.duration import read_duration
 from ..rules.failures import ANSWERS, ErrorMap
+from ..rules.notations import read_duration
 from ..rules.policy import AnyPartial, RetryPolicy, fields_of
 
 #: A value of `retry_on`: `"failure"`, `"asked"`, exception classes, or their dotted names.

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 from ..errors import ConfigurationError, StoreError, Unstorable
 from ..rules.backoff import Rng
-from ..rules.duration import read_duration
 from ..rules.failures import nests_deeper
 from ..rules.job import MAX_DEPTH
+from ..rules.notations import read_duration
 
 logger = logging.getLogger("ojs_bridge")
 

@@ -23,8 +23,8 @@ from .. import store
 from ..engine import runs
 from ..messages import OWN_META
 from ..operations.operation import MAX_IDS, JsonAction, action_from_json, check
-from ..rules.duration import PATTERN, parse_duration
 from ..rules.job import parse_time
+from ..rules.notations import DURATION, parse_duration
 from ..rules.policy import RetryPolicy
 
 #: The most entries that are read to be skipped.
@@ -72,7 +72,7 @@ Age: TypeAlias = Annotated[
         {
             "description": "An age such as 7d or P7D, or a time",
             "type": "string",
-            "anyOf": [{"pattern": _AGE.pattern}, {"pattern": PATTERN}, {"format": "date-time"}],
+            "anyOf": [{"pattern": _AGE.pattern}, {"pattern": DURATION}, {"format": "date-time"}],
         }
     ),
 ]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ..rules.duration import spoken
 from ..rules.failures import name_of
+from ..rules.notations import spoken
 from ..rules.policy import LARGEST, PartialPolicy, RetryPolicy
 from .plan import (
     DRAMATIQ_MAX_BACKOFF,

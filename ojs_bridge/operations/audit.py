@@ -22,7 +22,7 @@ from ..engine.context import Context
 from ..engine.events import Event
 from ..errors import BridgeError, StoreError, Unpublishable
 from ..rules.job import format_time
-from ..rules.patterns import check_pattern, matches
+from ..rules.notations import check_pattern, matches
 from ..store import Document, Store
 from .letters import page_size
 

@@ -15,8 +15,8 @@ from ..engine.context import Context
 from ..engine.events import deleted, pruned, replayed
 from ..engine.runs import Changes, Override
 from ..errors import LetterNotFound, StoreError, Unstorable
-from ..rules.duration import format_duration
 from ..rules.job import Job, format_time
+from ..rules.notations import format_duration
 from ..store import EVERYTHING, Claimed, Fields, Filter, Letter, Page, Stats, Store, to_json
 from .audit import Audit, uninterrupted
 from .groups import Groups, Timeline, timeline

@@ -16,7 +16,7 @@ from ..engine.keeping import job_of_parked
 from ..engine.scheduler import CLAIM, UNPARK
 from ..errors import RetryNotFound, Unreachable
 from ..rules.job import format_time
-from ..rules.patterns import check_pattern, matches
+from ..rules.notations import check_pattern, matches
 from ..store import EVERYTHING, KEEP, Fields, Filter, Parked, ParkedPage, Store
 from .audit import Audit, uninterrupted
 from .letters import (

@@ -16,8 +16,8 @@ from ..engine.runs import Override, Publisher
 from ..engine.scheduler import once_a_period
 from ..engine.storage_retry import pause
 from ..errors import ConfigurationError, InvalidRetryPolicy, Unreachable
-from ..rules.duration import duration_at, read_duration
 from ..rules.job import Job, encode, entries_of
+from ..rules.notations import duration_at, read_duration
 from ..rules.policy import RetryPolicy, partial_to_ojs
 from ..store import Filter, Letter
 from .audit import uninterrupted

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..engine.scheduler import once_a_period
 from ..errors import ConfigurationError
-from ..rules.duration import duration_at, read_duration
+from ..rules.notations import duration_at, read_duration
 from ..store import Document, Filter, Letter, Store, to_json, to_ms
 from . import audit, health
 from .letters import CLAIM_SECONDS

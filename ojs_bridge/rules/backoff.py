@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from .duration import read_duration
+from .notations import read_duration
 
 if TYPE_CHECKING:
     from .failures import Failure

@@ -24,7 +24,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 from ..errors import ConfigurationError
-from .duration import read_duration
+from .notations import read_duration
 
 ResponseCode: TypeAlias = Literal["RETRY", "DISCARD", "DEAD_LETTER", "FAIL"]
 

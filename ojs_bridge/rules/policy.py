@@ -27,8 +27,8 @@ from typing_extensions import Self, Unpack
 
 from ..errors import InvalidRetryPolicy, NotExpressible
 from .backoff import SPEC_JITTER, CustomJitter, CustomStrategy, Intervals, Rng, Strategy
-from .duration import PATTERN, format_interval, read_duration
 from .failures import MAX_TYPE, Failure
+from .notations import DURATION, format_interval, read_duration
 
 
 class PolicyFields(TypedDict, total=False):
@@ -92,7 +92,7 @@ Interval: TypeAlias = Annotated[
     Duration,
     BeforeValidator(_read_interval),
     PlainSerializer(format_interval, return_type=str),
-    WithJsonSchema({"type": "string", "pattern": PATTERN}),
+    WithJsonSchema({"type": "string", "pattern": DURATION}),
 ]
 Positive: TypeAlias = Annotated[timedelta, Field(gt=timedelta(0))]
 ErrorPattern: TypeAlias = Annotated[str, Field(strict=True, min_length=1, max_length=MAX_PATTERN)]

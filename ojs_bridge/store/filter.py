@@ -11,7 +11,7 @@ from typing_extensions import Self, TypedDict
 
 from ..rules.fingerprint import is_fingerprint
 from ..rules.job import format_time, parse_time
-from ..rules.patterns import check_pattern
+from ..rules.notations import check_pattern
 
 _TIMES = ("since", "until")
 

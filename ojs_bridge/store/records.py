@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any, TypeVar
 
-from ..rules import patterns
+from ..rules import notations
 from ..rules.job import format_time, parse_time
 from .documents import Document
 from .jobs import Parked
@@ -86,4 +86,4 @@ def index_text(text: str) -> str:
 
 def matches(text: str, pattern: str | None) -> bool:
     """Return whether an indexed text matches a filter's pattern; without a pattern all do."""
-    return pattern is None or patterns.matches(text, index_text(pattern))
+    return pattern is None or notations.matches(text, index_text(pattern))

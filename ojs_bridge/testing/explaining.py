@@ -12,9 +12,9 @@ from typing import Any, Literal, TypeAlias
 from ..engine.layers import Layers, TaskPolicy, with_ojs_jitter
 from ..engine.runs import Run
 from ..rules.decision import DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil, decide
-from ..rules.duration import spoken
 from ..rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, ErrorMap, Failure, Outcome, outcome_of
 from ..rules.job import Job
+from ..rules.notations import spoken
 from ..rules.policy import AnyPartial, RetryPolicy
 from .parts import instance_of
 from .virtual import adapters

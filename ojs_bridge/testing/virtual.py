@@ -16,7 +16,7 @@ from ..engine.events import Event
 from ..engine.scheduler import CLAIM, Scheduler
 from ..errors import ConfigurationError
 from ..operations.letters import MAX_PAGE, every_page
-from ..rules.duration import read_duration
+from ..rules.notations import read_duration
 from ..store import Letter, Parked
 from .parts import Agenda, Clock, Handler, VirtualEngine, VirtualWorker, WorkerDied, engine_of, instance_of
 

@@ -21,7 +21,7 @@ from ojs_bridge.dramatiq import OJSRetries
 from ojs_bridge.migration.plan import Planned, planned
 from ojs_bridge.operations.replaying import ReplayRule
 from ojs_bridge.rules.failures import Failure
-from ojs_bridge.rules.patterns import matches
+from ojs_bridge.rules.notations import matches
 from tests.cli.running import run
 from tests.conftest import store_url
 from tests.lives import FRAMEWORK, bridge_with_outbox

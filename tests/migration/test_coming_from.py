@@ -16,7 +16,7 @@ import pytest
 import ojs_bridge
 from ojs_bridge import Bridge, RetryPolicy
 from ojs_bridge.migration import PRESETS, Preset, preset
-from ojs_bridge.rules.duration import parse_duration
+from ojs_bridge.rules.notations import parse_duration
 from ojs_bridge.rules.policy import LARGEST
 from tests.lives import live_and_die
 

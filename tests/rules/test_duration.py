@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ojs_bridge.rules.duration import format_duration, parse_duration, read_duration
+from ojs_bridge.rules.notations import format_duration, parse_duration, read_duration
 
 MALFORMED = "is not an ISO 8601 duration such as PT1S, PT0.5S or PT5M"
 TOO_LONG = "is longer than any duration this machine can hold"

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from ojs_bridge.errors import InvalidRetryPolicy, NotExpressible
 from ojs_bridge.rules.backoff import Intervals, Jitter
-from ojs_bridge.rules.duration import format_duration
 from ojs_bridge.rules.failures import Failure
+from ojs_bridge.rules.notations import format_duration
 from ojs_bridge.rules.policy import LARGEST, RetryPolicy
 
 SCHEMA = json.loads(Path(__file__).with_name("data").joinpath("retry-policy.schema.json").read_text())

@@ -15,8 +15,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 from ...config.policies import EntryFields
 from ...errors import ConfigurationError, NotExpressible
-from ...rules.duration import format_interval, spoken
-from ...rules.patterns import matches
+from ...rules.notations import format_interval, matches, spoken
 from ...rules.policy import LARGEST, AnyPartial, RetryPolicy, partial_to_ojs
 
 Endless: TypeAlias = Literal["endless"]

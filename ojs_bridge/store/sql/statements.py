@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.engine import Connection
 
-from ...rules.patterns import to_glob
+from ...rules.notations import to_glob
 from ..records import index_text
 
 T = TypeVar("T")

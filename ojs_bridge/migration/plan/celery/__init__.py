@@ -25,7 +25,7 @@ from ....config.policies import EntryFields
 from ....engine.events import Event
 from ....engine.layers import Layers, in_ojs
 from ....errors import ConfigurationError
-from ....rules.duration import spoken
+from ....rules.notations import spoken
 from ....rules.policy import RetryPolicy, partial_to_ojs
 from .. import (
     ENDLESS,

@@ -26,7 +26,7 @@ from ....dramatiq.compat import settings_of
 from ....engine.layers import TaskPolicy, in_ojs
 from ....errors import ConfigurationError
 from ....messages import RETRY_OPTION
-from ....rules.duration import spoken
+from ....rules.notations import spoken
 from ....rules.policy import RetryPolicy, partial_to_ojs
 from .. import (
     LIMIT,

@@ -1,7 +1,11 @@
-"""ISO 8601 durations as retry policies write them (spec section 4)."""
+"""Two notations: ISO 8601 durations as retry policies write them (spec section 4), and patterns of names.
+
+There is one language of patterns: `*` stands for any characters, everything else for itself, in its own case.
+"""
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from datetime import timedelta
 
@@ -9,13 +13,15 @@ import isodate
 
 from ..errors import ConfigurationError
 
-#: The pattern of the spec's JSON Schema (section 14).
-PATTERN = r"^P(?!$)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+(\.\d+)?S)?)?$"
+#: The pattern of a duration in the spec's JSON Schema (section 14).
+DURATION = r"^P(?!$)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+(\.\d+)?S)?)?$"
 
-#: The most characters that are read: the time to read digits grows with the square of their number.
-MAX_LENGTH = 100
+#: The most characters of a duration: the time to read digits grows with the square of their number.
+MAX_DURATION = 100
+#: The most characters of a pattern: the time to compare grows with them.
+MAX_PATTERN = 1_000
 
-_GRAMMAR = re.compile(PATTERN, re.ASCII)
+_GRAMMAR = re.compile(DURATION, re.ASCII)
 _HOUR = timedelta(hours=1)
 _DAYS_PER_YEAR = 365
 _DAYS_PER_MONTH = 30
@@ -26,8 +32,8 @@ def parse_duration(text: str) -> timedelta:
 
     Raises ValueError for a text that the schema's pattern does not allow, and for too long a text or time.
     """
-    if len(text) > MAX_LENGTH:
-        raise ValueError(f"is longer than the {MAX_LENGTH} characters that a duration may have")
+    if len(text) > MAX_DURATION:
+        raise ValueError(f"is longer than the {MAX_DURATION} characters that a duration may have")
     if not _GRAMMAR.fullmatch(text):
         raise ValueError("is not an ISO 8601 duration such as PT1S, PT0.5S or PT5M")
     try:
@@ -95,3 +101,21 @@ def spoken(seconds: float) -> str:
         if number:
             words.append(f"{number} {unit}")
     return " ".join(words[:2])
+
+
+def matches(text: str, pattern: str) -> bool:
+    """Return whether a text such as `billing.charge` matches a pattern such as `billing.*`."""
+    return fnmatch.fnmatchcase(text, to_glob(pattern)) if "*" in pattern else text == pattern
+
+
+def to_glob(pattern: str) -> str:
+    """Return a pattern as a glob, with `?` and `[` escaped."""
+    return pattern.replace("[", "[[]").replace("?", "[?]")
+
+
+def check_pattern(name: str, pattern: object) -> None:
+    """Raise ValueError for an argument that is no pattern; None is no pattern at all, and valid."""
+    if pattern is not None and not (pattern and isinstance(pattern, str)):
+        raise ValueError(f"{name}: {pattern!r:.100} must be a name, or a pattern such as 'billing.*'")
+    if isinstance(pattern, str) and "*" in pattern and len(pattern) > MAX_PATTERN:
+        raise ValueError(f"{name}: {pattern!r:.100} must have at most {MAX_PATTERN:,} characters")
