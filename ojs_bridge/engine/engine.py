@@ -98,7 +98,7 @@ class Engine:
         Raises ConfigurationError for a store in memory if the worker is a program of its own: no other
         process sees what it keeps, and what it keeps is gone with it.
         """
-        if is_program and getattr(self.store, "is_in_memory", False):
+        if is_program and self.store and self.store.is_in_memory:
             raise ConfigurationError(
                 f"store: {MEMORY!r} is in one process only, for tests, and this worker is a process of its "
                 "own: name a store that processes share, such as sqlite:///ojs.db"
@@ -118,7 +118,7 @@ class Engine:
             then = f"dead letters go to {dead_queue}" if self._fail_open else "jobs wait"
             logger.error("until the store works, %s: %s", then, error)
             return
-        if is_program and getattr(self.store, "is_on_one_host", False):
+        if is_program and self.store.is_on_one_host:
             logger.warning(
                 "the store is a SQLite file: all workers must run on this host, and share the file"
             )

@@ -34,7 +34,6 @@ ASK_AGAIN, ASK_AT_LAST = timedelta(seconds=1), timedelta(seconds=5)
 LATE = timedelta(seconds=0.5)
 #: For how long a process that ends, or has the same job again, waits until its successes are settled.
 FLUSH_SECONDS = 2.0
-Write: TypeAlias = Callable[[Sequence[Settle]], Sequence[Reservation]]
 #: Waits after the store did not answer; returns whether to ask it again.
 Wait: TypeAlias = Callable[[StoreError], bool]
 #: Looked up once, because enumerations are slow and every job comes by here.
@@ -87,10 +86,12 @@ class Reservations:
         out_of_reach: timedelta = SUSPICION,
     ) -> None:
         self._store = store
-        self._write: Write | None = getattr(store, "settle_all", None)
-        self._behind = Behind(self._write, was_lost) if settle_behind and self._write else None
-        #: Whether the store settles many successes in one step, and none is settled behind its job.
-        self.settles_together = bool(self._write) and self._behind is None
+        self._behind: Behind | None = None
+        # A store in memory is a test's, which has one thread.
+        if settle_behind and store and not store.is_in_memory:
+            self._behind = Behind(store.settle_all, was_lost)
+        #: Whether many successes are settled in one step, and none behind its job.
+        self.settles_together = store is not None and self._behind is None
         #: Extends the reservations of the runs that go on; None without a store.
         self.heart = Heartbeat(store, length, clock, out_of_reach) if store else None
         self._retry = retry
@@ -223,8 +224,8 @@ class Reservations:
 
     def settle_successes(self, runs: Sequence[Run]) -> None:
         """Settle successes, in one step and one try; raises StoreError: then a later heartbeat does it."""
-        heart, write = self.heart, self._write
-        if heart is None or write is None:
+        heart, store = self.heart, self._store
+        if heart is None or store is None:
             return
         held = {run.reservation: run for run in runs if run.reservation and heart.holds(run.reservation)}
         if not held:
@@ -235,7 +236,7 @@ class Reservations:
             for reservation, run in held.items()
         ]
         try:
-            for lost in write(orders):
+            for lost in store.settle_all(orders):
                 was_lost(held[lost].job)
         except BaseException:
             # Not only a StoreError: an interrupt may break in, too.

@@ -27,25 +27,6 @@ class DocumentPage:
     next_cursor: str | None
 
 
-class Documenting(Protocol):
-    """The store's methods for documents. All raise StoreError."""
-
-    def write_document(self, document: Document) -> bool:
-        """Write a document; False when the store has this revision, or a later one, from another writer."""
-
-    def get_document(self, kind: str, document_id: str) -> Document | None:
-        """Return a document, or None."""
-
-    def list_documents(self, kind: str, *, limit: int, cursor: str | None) -> DocumentPage:
-        """Return a page, newest first; raises ValueError for a cursor that no page gave out."""
-
-    def count_documents(self, kinds: Collection[str]) -> Mapping[str, int]:
-        """Return the number of documents of each of these kinds that has any."""
-
-    def forget_documents(self, kind: str, *, before: datetime) -> int:
-        """Delete the documents of a kind that are older; return how many."""
-
-
 #: The upper bounds of the durations in a rate, in seconds. A last count has what took longer.
 BOUNDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 300, 1800, 3600, 21600, 86400)
 
@@ -69,8 +50,23 @@ class Rate:
     counts: tuple[int, ...]
 
 
-class Rating(Protocol):
-    """The store's methods for rates. All raise StoreError."""
+class Documents(Protocol):
+    """Documents and rates. All methods raise StoreError."""
+
+    def write_document(self, document: Document) -> bool:
+        """Write a document; False when the store has this revision, or a later one, from another writer."""
+
+    def get_document(self, kind: str, document_id: str) -> Document | None:
+        """Return a document, or None."""
+
+    def list_documents(self, kind: str, *, limit: int, cursor: str | None) -> DocumentPage:
+        """Return a page, newest first; raises ValueError for a cursor that no page gave out."""
+
+    def count_documents(self, kinds: Collection[str]) -> Mapping[str, int]:
+        """Return the number of documents of each of these kinds that has any."""
+
+    def forget_documents(self, kind: str, *, before: datetime) -> int:
+        """Delete the documents of a kind that are older; return how many."""
 
     def record_rates(self, rates: Sequence[Rate], writer: str, number: int) -> None:
         """Add the counts of minutes to these minutes and to their hours, in one step.

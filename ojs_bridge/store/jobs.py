@@ -71,12 +71,11 @@ class Settle(NamedTuple):
     job: Job | None = None
 
 
-class Reserving(Protocol):
-    """The store's methods for reservations. All raise StoreError.
+class ReservedRuns(Protocol):
+    """The reservations of runs. All methods raise StoreError.
 
     There is one record per key. It has a fence, a publication, a holder and a time `until`, and may be
-    settled. Every method is one round trip. A store may also have `settle_all`: it takes some orders of
-    holders that live, one a key, and returns the reservations that it could not settle.
+    settled. Every method is one round trip.
     """
 
     def reserve(
@@ -111,6 +110,9 @@ class Reserving(Protocol):
         Without a record, write one, so that a late copy of the message is dropped. False, too, for an order
         without a holder when the holder itself has settled the reservation: then it is not dead.
         """
+
+    def settle_all(self, settles: Sequence[Settle]) -> Sequence[Reservation]:
+        """Settle the reservations of holders that live, one a key; return those that could not be settled."""
 
     def release(self, settle: Settle) -> bool:
         """Release a reservation unused; the record then says that the fence before this one is settled.
@@ -215,8 +217,8 @@ class Due:
     retries: tuple[Parked, ...]
 
 
-class Parking(Protocol):
-    """The store's methods for parked retries, one retry per key. All raise StoreError."""
+class ParkedJobs(Protocol):
+    """Parked retries, one per key. All methods raise StoreError."""
 
     def park(self, parked: Parked, settle: Settle | None = None) -> bool:
         """Write a parked retry and settle the job's reservation, in one step.

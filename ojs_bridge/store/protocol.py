@@ -15,9 +15,9 @@ from ..messages import Reading, read_message, shown_errors
 from ..rules.failures import VISIBILITY_TIMEOUT
 from ..rules.fingerprint import fingerprint
 from ..rules.job import ErrorEntry, Job, PlacedEntry, format_time
-from .documents import Documenting, Rating
+from .documents import Documents
 from .filter import EVERYTHING, Filter
-from .jobs import KEEP, Parking, Reserving, Settle
+from .jobs import KEEP, ParkedJobs, ReservedRuns, Settle
 
 #: The claim of a replay. While it lasts, no other replay gets the letter.
 Claim: TypeAlias = int
@@ -228,24 +228,8 @@ def counts_of(kinds: Sequence[tuple[Sequence[str], int, datetime, datetime]]) ->
     )
 
 
-class Keeping(Protocol):
-    """The store's methods for the whole of it."""
-
-    def prepare(self) -> None:
-        """Create what is missing; raises StoreError for a store of a newer version."""
-
-    def schema(self) -> int | None:
-        """Return the version of the store, None before its first use; raises StoreError for a newer one."""
-
-    def clock(self) -> datetime:
-        """Return the time of the store's own machine."""
-
-    def close(self) -> None:
-        """Close connections."""
-
-
-class Burying(Protocol):
-    """The store's methods for dead letters, and for the errors of jobs that are not dead yet."""
+class Letters(Protocol):
+    """Dead letters and their groups, and the errors of jobs that are not dead yet."""
 
     def bury(self, letter: Letter, settle: Settle | None = None) -> bool:
         """Write a dead letter and settle the job's reservation, in one step.
@@ -299,10 +283,6 @@ class Burying(Protocol):
     def stats(self, where: Filter = EVERYTHING) -> Stats:
         """Count the dead letters that match a filter, in all and by kind."""
 
-
-class Grouping(Protocol):
-    """The store's methods for the groups of dead letters."""
-
     def groups(self, where: Filter, page: GroupPage) -> Sequence[Group]:
         """Return a page of the groups of the letters that match a filter."""
 
@@ -313,12 +293,37 @@ class Grouping(Protocol):
         """Forget the first deaths, before a time, of groups without letters; return how many."""
 
 
-class Store(Keeping, Burying, Grouping, Parking, Reserving, Documenting, Rating, Protocol):
+class Connections(Protocol):
+    """What the parts of a store share: a database, or a server."""
+
+    def prepare(self) -> None:
+        """Create what is missing; raises StoreError for a store of a newer version."""
+
+    def schema(self) -> int | None:
+        """Return the version of the store, None before its first use; raises StoreError for a newer one."""
+
+    def clock(self) -> datetime:
+        """Return the time of the store's own machine."""
+
+    def close(self) -> None:
+        """Close connections."""
+
+
+class Store(Connections, Letters, ParkedJobs, ReservedRuns, Documents, Protocol):
     """All that is kept: dead letters, error entries, parked retries, reservations, documents, rates.
 
     Many threads and processes may call every method. All methods but `record_rates` are safe to repeat. All
     raise StoreError.
     """
+
+    letters: Letters
+    parked: ParkedJobs
+    reservations: ReservedRuns
+    documents: Documents
+    #: Whether it is in the memory of this process, and ends with it.
+    is_in_memory: bool
+    #: Whether all its users must be on one host.
+    is_on_one_host: bool
 
 
 class StoreOfParts(Store):
@@ -326,15 +331,15 @@ class StoreOfParts(Store):
 
     def __init__(
         self,
-        whole: Keeping,
-        letters: Burying,
-        groups: Grouping,
-        parked: Parking,
-        reservations: Reserving,
-        documents: Documenting,
-        rates: Rating,
+        connections: Connections,
+        letters: Letters,
+        parked: ParkedJobs,
+        reservations: ReservedRuns,
+        documents: Documents,
     ) -> None:
-        parts = (whole, letters, groups, parked, reservations, documents, rates)
+        self.letters, self.parked = letters, parked
+        self.reservations, self.documents = reservations, documents
+        parts = (connections, letters, parked, reservations, documents)
         # The last base is Protocol itself.
         for protocol, part in zip(Store.__bases__[:-1], parts, strict=True):
             for name in vars(protocol):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..protocol import StoreOfParts
-from .documents import RedisDocuments, RedisRates
-from .jobs import RedisParked, RedisReservations
-from .letters import RedisGroups, RedisLetters
+from .documents import RedisDocuments
+from .jobs import RedisParkedJobs, RedisReservedRuns
+from .letters import RedisLetters
 from .server import RedisServer
 
 __all__ = ["RedisServer", "RedisStore"]
@@ -14,11 +14,9 @@ __all__ = ["RedisServer", "RedisStore"]
 class RedisStore(StoreOfParts):
     """All that is kept, in a namespace of one Redis, which the parts share."""
 
+    is_in_memory = is_on_one_host = False
+
     def __init__(self, server: RedisServer) -> None:
         self.server = server
-        letters, parked = RedisLetters(server), RedisParked(server)
-        groups, reservations = RedisGroups(server, letters), RedisReservations(server)
-        documents, rates = RedisDocuments(server), RedisRates(server)
-        super().__init__(server, letters, groups, parked, reservations, documents, rates)
-        #: Settles many successes in one step.
-        self.settle_all = reservations.settle_all
+        parts = RedisLetters(server), RedisParkedJobs(server), RedisReservedRuns(server)
+        super().__init__(server, *parts, RedisDocuments(server))

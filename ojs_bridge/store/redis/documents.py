@@ -12,9 +12,14 @@ from ..records import from_json, from_ms, index_id, index_text, to_json, to_ms
 from .index import RedisIndex, entry_of, lots, moment, rows_of
 from .server import RedisServer, Word
 
+#: How long Redis remembers a writer's last batch, so that a batch is not counted twice after a lost answer.
+_KNOWN_MS = 3_600_000
+#: How many hashes one script reads.
+_AT_ONCE = 24
+
 
 class RedisDocuments:
-    """The part of a store that holds documents."""
+    """The documents and rates of a store."""
 
     def __init__(self, server: RedisServer) -> None:
         self._server = server
@@ -49,23 +54,6 @@ class RedisDocuments:
     def forget_documents(self, kind: str, *, before: datetime) -> int:
         """Delete older documents."""
         return int(self._server.run("forget_documents", self._document_keys, (kind, moment(before))))
-
-
-def _field(kind: str, document_id: str) -> str:
-    return index_id(f"{kind}:{document_id}")
-
-
-#: How long Redis remembers a writer's last batch, so that a batch is not counted twice after a lost answer.
-_KNOWN_MS = 3_600_000
-#: How many hashes one script reads.
-_AT_ONCE = 24
-
-
-class RedisRates:
-    """The part of a store that holds rates."""
-
-    def __init__(self, server: RedisServer) -> None:
-        self._server = server
 
     def record_rates(self, rates: Sequence[Rate], writer: str, number: int) -> None:
         """Add to the counts, in one step, unless this batch of the writer was added."""
@@ -102,6 +90,10 @@ class RedisRates:
 
     def _key(self, span: Span, at: int) -> bytes:
         return self._server.key(f"rates:{span}:{at // 1000}")
+
+
+def _field(kind: str, document_id: str) -> str:
+    return index_id(f"{kind}:{document_id}")
 
 
 def _fields(rate: Rate) -> Iterator[tuple[str, int]]:

@@ -53,8 +53,8 @@ _WITHOUT_TIME = {
 }
 
 
-class RedisReservations:
-    """The part of a store that holds reservations."""
+class RedisReservedRuns:
+    """The reservations of a store."""
 
     def __init__(self, server: RedisServer) -> None:
         self._server = server
@@ -163,8 +163,8 @@ def _fence(reservation: Reservation) -> int:
     return reservation.fence
 
 
-class RedisParked:
-    """The part of a store that holds parked retries."""
+class RedisParkedJobs:
+    """The parked retries of a store."""
 
     def __init__(self, server: RedisServer) -> None:
         self._server = server

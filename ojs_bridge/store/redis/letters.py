@@ -26,21 +26,26 @@ from .jobs import LETTER_KEYS, settle_words
 from .server import RedisServer, Word
 
 LARGEST_PLACE = 2**63 - 1
-#: How many ids the server looks through at once: it answers nobody else meanwhile.
-_SCANNED = 5_000
+#: How many ids, and how many groups, the server looks through at once: it answers nobody else meanwhile.
+_IDS_AT_ONCE, _GROUPS_AT_ONCE = 5_000, 100
+#: A kind of letters: its texts, their number, the places of the oldest and the newest.
+Kind: TypeAlias = tuple[Sequence[str], int, bytes, bytes]
+
+#: How many members of a group are looked at for a letter that is still there.
+_TRIED = 20
 
 
 class RedisLetters:
-    """The part of a store that holds dead letters: hashes of records, and an index for listings."""
+    """The dead letters of a store: hashes of records, and an index for listings; a second one for groups."""
 
     def __init__(self, server: RedisServer) -> None:
         self._server = server
-        self._letter_keys = server.keys(*LETTER_KEYS)
-        listed, (self.entries, self._letter_claims) = self._letter_keys[:4], self._letter_keys[4:6]
-        self.records, self.group_keys = listed[0], self._letter_keys[6:]
-        self.first_deaths = server.key("letters:first_deaths")
-        self._letter_index = RedisIndex(server, listed, newest_first=True)
-        self.group_index = RedisIndex(server, [*listed[:2], *self.group_keys[:2]], newest_first=True)
+        self._keys = server.keys(*LETTER_KEYS)
+        listed, (self._entries, self._claims) = self._keys[:4], self._keys[4:6]
+        self._records, self._group_keys = listed[0], self._keys[6:]
+        self._first_deaths = server.key("letters:first_deaths")
+        self._by_time = RedisIndex(server, listed, newest_first=True)
+        self._group_index = RedisIndex(server, [*listed[:2], *self._group_keys[:2]], newest_first=True)
 
     def bury(self, letter: Letter, settle: Settle | None = None) -> bool:
         """Settle the job's reservation; write its letter in place of an earlier one and of kept entries."""
@@ -51,7 +56,7 @@ class RedisLetters:
         self._bury(letters, None)
 
     def _bury(self, letters: Sequence[Letter], settle: Settle | None) -> bool:
-        keys = [*self._letter_keys, self.first_deaths, *(self._kept(letter.id) for letter in letters)]
+        keys = [*self._keys, self._first_deaths, *(self._kept(letter.id) for letter in letters)]
         words: list[Word] = ["", "", ""]
         if settle:
             keys.append(self._server.reservation_key(settle.reservation))
@@ -85,7 +90,7 @@ class RedisLetters:
         A cursor names a letter, so that new letters do not shift the page.
         """
         rows, more = self._index(where).page(
-            wanted_kinds(where),
+            _wanted_kinds(where),
             limit,
             cursor,
             since=where.since,
@@ -100,18 +105,18 @@ class RedisLetters:
 
     def count(self, where: Filter) -> int:
         """Return how many letters there are of some kind."""
-        return self._index(where).count(wanted_kinds(where), where.since, where.until)
+        return self._index(where).count(_wanted_kinds(where), where.since, where.until)
 
     def prune(self, letters: Sequence[Letter], *, now: datetime) -> int:
         """Delete letters that nobody replays and whose jobs have not died again."""
         words: list[Word] = [to_ms(now)]
         for letter in letters:
             words += (index_id(letter.id), _entry(letter))
-        return int(self._server.run("prune", self._letter_keys, words))
+        return int(self._server.run("prune", self._keys, words))
 
     def get(self, letter_id: str) -> Letter | None:
         """Return a dead letter, or None."""
-        record = self._server.ask("HGET", self.records, index_id(letter_id))
+        record = self._server.ask("HGET", self._records, index_id(letter_id))
         return None if record is None else from_json(Letter, record.decode())
 
     def letters_beginning(self, text: str, limit: int) -> Sequence[str]:
@@ -120,7 +125,7 @@ class RedisLetters:
         ids: set[str] = set()
         cursor = b"0"
         while len(ids) < limit:
-            words = ("HSCAN", self.entries, cursor, "MATCH", begins, "COUNT", _SCANNED)
+            words = ("HSCAN", self._entries, cursor, "MATCH", begins, "COUNT", _IDS_AT_ONCE)
             cursor, rows = self._server.ask(*words)
             ids.update(letter_id.decode() for letter_id, _ in rows_of(rows))
             if cursor == b"0":
@@ -132,65 +137,30 @@ class RedisLetters:
         token = secrets.randbits(62)
         until = to_ms(now + timedelta(seconds=seconds))
         words: tuple[Word, ...] = (to_ms(now), until, token, *map(index_id, letter_ids))
-        records = self._server.run("claim_letters", (self.records, self._letter_claims), words)
+        records = self._server.run("claim_letters", (self._records, self._claims), words)
         return Claimed(token, tuple(from_json(Letter, record.decode()) for record in records))
 
     def unclaim(self, letter_ids: Sequence[str], claim: Claim) -> None:
         """End the claims that are still ours."""
-        self._server.run("unclaim_letters", (self._letter_claims,), (claim, *map(index_id, letter_ids)))
+        self._server.run("unclaim_letters", (self._claims,), (claim, *map(index_id, letter_ids)))
 
     def delete(self, letter_ids: Sequence[str], claim: Claim) -> int:
         """Delete the letters whose claim is still ours. A letter that is buried anew has no claim."""
-        return int(self._server.run("delete_letters", self._letter_keys, (claim, *map(index_id, letter_ids))))
+        return int(self._server.run("delete_letters", self._keys, (claim, *map(index_id, letter_ids))))
 
     def stats(self, where: Filter = EVERYTHING) -> Stats:
         """Count the letters of some kind, in all and by queue, type and last error type."""
-        rows = self._index(where).counts(wanted_kinds(where), where.since, where.until)
+        rows = self._index(where).counts(_wanted_kinds(where), where.since, where.until)
         return counts_of([(texts[-3:], n, time_of(first), time_of(last)) for texts, n, first, last in rows])
 
-    def _index(self, where: Filter) -> RedisIndex:
-        return self._letter_index if where.group is None else self.group_index
-
-    def _kept(self, job_id: str) -> bytes:
-        return self._server.key(f"kept:{index_id(job_id)}")
-
-
-def _entry(letter: Letter) -> str:
-    texts = (letter.queue, letter.type, letter.error_type)
-    return entry_of(texts, letter.discarded_at, index_id(letter.id))
-
-
-def wanted_kinds(where: Filter) -> Wanted | None:
-    """Return which kinds of an index a filter wants; None for all."""
-    wanted = wanting(where.queue, where.type, where.error_type, but_queues=where.but_queues)
-    if where.group is None:
-        return wanted
-    return lambda texts: texts[0] == where.group and (wanted is None or wanted(texts[1:]))
-
-
-#: A kind of letters: its texts, their number, the places of the oldest and the newest.
-Kind: TypeAlias = tuple[Sequence[str], int, bytes, bytes]
-
-#: How many groups the server looks through at once: it answers nobody else meanwhile.
-_SCANNED = 100
-#: How many members of a group are looked at for a letter that is still there.
-_TRIED = 20
-
-
-class RedisGroups:
-    """The part of a store that groups its dead letters."""
-
-    def __init__(self, server: RedisServer, letters: RedisLetters) -> None:
-        self._server, self._letters = server, letters
-
-    def groups(self, where: Filter, page: GroupPage) -> list[Group]:
+    def groups(self, where: Filter, page: GroupPage) -> Sequence[Group]:
         """Return groups: their kinds are counted on the server, and put together here."""
         kinds_of = defaultdict[str, list[Kind]](list)
         for kind in self._kinds(where, page.but):
             kinds_of[kind[0][0]].append(kind)
         named = sorted(kinds_of, key=lambda name: (_rank(kinds_of[name], page.order), name), reverse=True)
         chosen = named[page.offset : page.offset + page.limit]
-        first = self._server.ask("HMGET", self._letters.first_deaths, *chosen) if chosen else []
+        first = self._server.ask("HMGET", self._first_deaths, *chosen) if chosen else []
         groups = (
             self._group(name, kinds_of[name], known, where, page.times)
             for name, known in zip(chosen, first, strict=True)
@@ -207,18 +177,18 @@ class RedisGroups:
 
     def _kinds(self, where: Filter, but: Collection[str] = ()) -> Iterator[Kind]:
         """Return the kinds of a filter's letters, without some groups; the first text is the fingerprint."""
-        wanted = wanted_kinds(replace(where, group=None))
+        wanted = _wanted_kinds(replace(where, group=None))
 
         def is_wanted(texts: Sequence[str]) -> bool:
             is_named = where.group in (None, texts[0]) and texts[0] not in but
             return is_named and (wanted is None or wanted(texts[1:]))
 
-        return self._letters.group_index.counts(is_wanted, where.since, where.until)
+        return self._group_index.counts(is_wanted, where.since, where.until)
 
     def _group(
         self,
         name: str,
-        kinds: list[Kind],
+        kinds: Sequence[Kind],
         known: bytes | None,
         where: Filter,
         times: Sequence[datetime],
@@ -228,7 +198,7 @@ class RedisGroups:
         sample = self._sample(name, newest, where)
         if sample is None:
             return None
-        kinds.sort(key=lambda kind: kind[1], reverse=True)
+        kinds = sorted(kinds, key=lambda kind: kind[1], reverse=True)
         queues, types = (tuple(dict.fromkeys(texts[place] for texts, *_ in kinds)) for place in (1, 2))
         return Group(
             name,
@@ -246,29 +216,48 @@ class RedisGroups:
         head: list[Word] = [len(times), *map(moment, times)]
         deaths = [0] * (len(times) - 1)
         for lot in lots(kinds, max(1, LOT * 3 // len(times))):
-            counts = self._server.run("deaths", self._letters.group_keys[:1], [*head, *lot])
+            counts = self._server.run("deaths", self._group_keys[:1], [*head, *lot])
             deaths = [*map(add, deaths, counts)]
         return tuple(deaths)
 
     def _sample(self, name: str, newest: bytes, where: Filter) -> Letter | None:
         """Return the newest letter of a group, or one that is still there."""
-        letter = self._letters.get(newest.decode().partition(":")[2])
-        if letter and letter.group == name and self._letters.cursor_after(letter) == newest.decode():
+        letter = self.get(newest.decode().partition(":")[2])
+        if letter and letter.group == name and self.cursor_after(letter) == newest.decode():
             return letter
-        others = self._letters.list(replace(where, group=name), limit=_TRIED, cursor=None).letters
+        others = self.list(replace(where, group=name), limit=_TRIED, cursor=None).letters
         return others[0] if others else None
 
     def forget_groups(self, *, before: datetime) -> int:
         """Forget the first deaths of groups that are gone."""
         forgotten, cursor = 0, b"0"
         while True:
-            cursor, rows = self._server.ask("HSCAN", self._letters.first_deaths, cursor, "COUNT", _SCANNED)
+            cursor, rows = self._server.ask("HSCAN", self._first_deaths, cursor, "COUNT", _GROUPS_AT_ONCE)
             old = [name for name, at in rows_of(rows) if time_of(at) < before]
             if old:
-                keys = (self._letters.first_deaths, self._letters.group_keys[0])
+                keys = (self._first_deaths, self._group_keys[0])
                 forgotten += int(self._server.run("forget_groups", keys, old))
             if cursor == b"0":
                 return forgotten
+
+    def _index(self, where: Filter) -> RedisIndex:
+        return self._by_time if where.group is None else self._group_index
+
+    def _kept(self, job_id: str) -> bytes:
+        return self._server.key(f"kept:{index_id(job_id)}")
+
+
+def _entry(letter: Letter) -> str:
+    texts = (letter.queue, letter.type, letter.error_type)
+    return entry_of(texts, letter.discarded_at, index_id(letter.id))
+
+
+def _wanted_kinds(where: Filter) -> Wanted | None:
+    """Return which kinds of an index a filter wants; None for all."""
+    wanted = wanting(where.queue, where.type, where.error_type, but_queues=where.but_queues)
+    if where.group is None:
+        return wanted
+    return lambda texts: texts[0] == where.group and (wanted is None or wanted(texts[1:]))
 
 
 def _rank(kinds: Sequence[Kind], order: Order) -> tuple[Any, Any]:

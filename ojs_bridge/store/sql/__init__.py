@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from ..protocol import StoreOfParts
 from .database import Database, MemoryDatabase
-from .documents import SQLDocuments, SQLRates
-from .groups import SQLGroups
-from .jobs import SQLParked, SQLReservations
+from .documents import SQLDocuments
+from .jobs import SQLParkedJobs, SQLReservedRuns
 from .letters import SQLLetters
 
 __all__ = ["Database", "MemoryDatabase", "SQLStore"]
@@ -18,10 +17,5 @@ class SQLStore(StoreOfParts):
     def __init__(self, database: Database) -> None:
         self.database, self.is_in_memory = database, database.is_in_memory
         self.is_on_one_host = not (database.is_postgres or database.is_in_memory)
-        letters, parked = SQLLetters(database), SQLParked(database)
-        groups, reservations = SQLGroups(database, letters), SQLReservations(database)
-        documents, rates = SQLDocuments(database), SQLRates(database)
-        super().__init__(database, letters, groups, parked, reservations, documents, rates)
-        if not self.is_in_memory:
-            #: Settles many successes in one step.
-            self.settle_all = reservations.settle_all
+        parts = SQLLetters(database), SQLParkedJobs(database), SQLReservedRuns(database)
+        super().__init__(database, *parts, SQLDocuments(database))

@@ -27,9 +27,20 @@ def _is_next(new: New) -> sa.ColumnElement[bool]:
 _WRITE = Upsert(tables.documents, "revision", "record", where=_is_next)
 _LISTED = sa.select(_d.record, _d.at_ms, _d.id)
 
+_t = tables.rates.c
+_place = itemgetter("key", "seconds", "at_ms")
+_COUNTS = tuple(f"count_{place}" for place in range(len(BOUNDS) + 1))
+
+
+def _added(new: New) -> dict[str, Any]:
+    return {name: _t[name] + new[name] for name in _COUNTS}
+
+
+_ADD = Upsert(tables.rates, "queue", changes=_added, may_be_lost=True)
+
 
 class SQLDocuments:
-    """The part of a store that holds documents."""
+    """The documents and rates of a store."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -75,28 +86,6 @@ class SQLDocuments:
         older = _d.kind == kind, _d.at_ms < to_ms(before)
         return self._db.change(sa.delete(tables.documents).where(*older))
 
-    def _of_kind(self, kind: str) -> tuple[sa.ColumnElement[bool], ...]:
-        return _d.namespace == self._db.namespace, _d.kind == kind
-
-
-_t = tables.rates.c
-_place = itemgetter("key", "seconds", "at_ms")
-_COUNTS = tuple(f"count_{place}" for place in range(len(BOUNDS) + 1))
-
-
-def _added(new: New) -> dict[str, Any]:
-    return {name: _t[name] + new[name] for name in _COUNTS}
-
-
-_ADD = Upsert(tables.rates, "queue", changes=_added, may_be_lost=True)
-
-
-class SQLRates:
-    """The part of a store that holds rates."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
-
     def record_rates(self, rates: Sequence[Rate], writer: str, number: int) -> None:  # noqa: ARG002
         """Add to the counts, in one transaction."""
         rows: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -137,3 +126,6 @@ class SQLRates:
                 **dict(zip(("type", "queue", "outcome"), texts, strict=True)),
                 **dict(zip(_COUNTS, rate.counts, strict=True)),
             }
+
+    def _of_kind(self, kind: str) -> tuple[sa.ColumnElement[bool], ...]:
+        return _d.namespace == self._db.namespace, _d.kind == kind

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -15,14 +14,12 @@ from sqlalchemy.engine import Connection
 
 from ..filter import EVERYTHING, Filter
 from ..protocol import NAMED, NEWEST, Group, GroupPage, Letter
-from ..records import from_json, from_ms, group_number, group_of_number, to_ms
+from ..records import from_json, from_ms, group_number, group_of_number, index_text, to_ms
 from .database import Database
-from .letters import SQLLetters
-from .statements import LARGEST_INTEGER
+from .statements import LARGEST_INTEGER, equals, matching
 from .tables import groups as firsts
 from .tables import letters
 
-_BATCH = 500
 #: More groups than that are found sooner by counting all letters.
 WALKED = 2000
 _c = letters.c
@@ -40,46 +37,55 @@ class _Found(NamedTuple):
     queues: Sequence[str]
 
 
-class SQLGroups:
-    """The part of a store that groups its dead letters."""
+def chosen(database: Database, where: Filter) -> Iterator[sa.ColumnElement[bool]]:
+    """Yield the conditions of the letters that a filter chooses."""
+    yield _c.namespace == database.namespace
+    yield from equals(_c.queue, where.queue)
+    yield from matching(_c.type, where.type, on_postgres=database.is_postgres)
+    yield from matching(_c.error_type, where.error_type, on_postgres=database.is_postgres)
+    if where.since is not None:
+        yield _c.discarded_ms >= to_ms(where.since)
+    if where.until is not None:
+        yield _c.discarded_ms < to_ms(where.until)
+    if where.but_queues:
+        yield _c.queue.not_in([*map(index_text, where.but_queues)])
+    if where.group is not None:
+        yield _c.fault == group_number(where.group)
 
-    def __init__(self, database: Database, letters: SQLLetters) -> None:
-        self._db, self._letters = database, letters
 
-    def groups(self, where: Filter, page: GroupPage) -> list[Group]:
-        """Return groups; the deaths of those on the page are counted."""
-        while True:
-            with self._db.connection() as connection:
-                found = self._found(connection, where, page)
-                if not found:
-                    return []
-                heads = [(each.number, each.last) for each in found]
-                samples = _by_number(connection.execute(self._newest(heads, where, 1, _c.record)))
-                first = self._first_deaths(connection, found)
-            groups = [
-                _group(each, first[each.number], samples[each.number][0][1])
-                for each in found
-                # A letter may have gone meanwhile.
-                if samples[each.number]
-            ]
-            strays = [group for group in groups if group.sample.group != group.fingerprint]
-            if not strays:
-                return groups
-            for group in strays:
-                # A listing takes those that it meets out of the group.
-                self._letters.list(replace(where, group=group.fingerprint), limit=_BATCH, cursor=None)
+class GroupsQuery:
+    """A question for a page of the groups of the letters that a filter chooses."""
 
-    def _found(self, connection: Connection, where: Filter, page: GroupPage) -> list[_Found]:
+    def __init__(self, database: Database, where: Filter, page: GroupPage) -> None:
+        self._db, self._where, self._page = database, where, page
+        self._chosen = tuple(chosen(database, where))
+
+    def groups(self, connection: Connection) -> Sequence[Group]:
+        """Return the groups; the deaths of those on the page are counted."""
+        found = self._found(connection)
+        if not found:
+            return []
+        heads = [(each.number, each.last) for each in found]
+        samples = _by_number(connection.execute(self._newest(heads, 1, _c.record)))
+        first = self._first_deaths(connection, found)
+        return [
+            _group(each, first[each.number], samples[each.number][0][1])
+            for each in found
+            # A letter may have gone meanwhile.
+            if samples[each.number]
+        ]
+
+    def _found(self, connection: Connection) -> list[_Found]:
         """Return groups without their first deaths and samples."""
-        if replace(where, since=None, until=None, group=None) != EVERYTHING:
-            return self._found_at_once(connection, where, page)
-        heads = self._heads(connection, where, page)
+        if replace(self._where, since=None, until=None, group=None) != EVERYTHING:
+            return self._found_at_once(connection)
+        heads = self._heads(connection)
         if not heads:
             return []
         numbers = [head[0] for head in heads]
-        deaths = _by_number(connection.execute(self._deaths(numbers, where, page.times)))
+        deaths = _by_number(connection.execute(self._deaths(numbers)))
         last_seen = [(number, last) for number, _, last in heads]
-        newest = _by_number(connection.execute(self._newest(last_seen, where, NEWEST, _c.type, _c.queue)))
+        newest = _by_number(connection.execute(self._newest(last_seen, NEWEST, _c.type, _c.queue)))
         return [
             _Found(
                 number,
@@ -92,15 +98,16 @@ class SQLGroups:
             for number, first, last in heads
         ]
 
-    def _found_at_once(self, connection: Connection, where: Filter, page: GroupPage) -> list[_Found]:
+    def _found_at_once(self, connection: Connection) -> list[_Found]:
         """Return groups of some kind: the index of the fingerprints does not tell which letters those are."""
+        page = self._page
         kinds = sa.select(
-            *(_c.fault, _c.type, _c.queue, self._step(page.times).label("step"), sa.func.count().label("n")),
+            *(_c.fault, _c.type, _c.queue, self._step().label("step"), sa.func.count().label("n")),
             sa.func.min(_c.discarded_ms).label("first"),
             sa.func.max(_c.discarded_ms).label("last"),
         )
         kind = (
-            kinds.where(*self._letters.chosen(where), *_grouped(page))
+            kinds.where(*self._chosen, *_grouped(page))
             .group_by(_c.fault, _c.type, _c.queue, sa.text("step"))
             .cte()
         )
@@ -128,24 +135,25 @@ class SQLGroups:
         found.sort(key=lambda one: (-one.last, -sum(one.deaths), one.number))
         return found if page.order == "last" else sorted(found, key=lambda one: -sum(one.deaths))
 
-    def _step(self, times: Sequence[datetime]) -> sa.ColumnElement[int]:
+    def _step(self) -> sa.ColumnElement[int]:
         """Return how many of the times a letter's death does not come before."""
-        ms = [*map(to_ms, times)]
+        ms = [*map(to_ms, self._page.times)]
         if self._db.is_postgres:
             return sa.func.width_bucket(_c.discarded_ms, sa.cast(ms, ARRAY(sa.BigInteger)))
         return sa.case(*((_c.discarded_ms < end, n) for n, end in enumerate(ms)), else_=len(ms))
 
-    def _heads(self, connection: Connection, where: Filter, page: GroupPage) -> Sequence[Any]:
+    def _heads(self, connection: Connection) -> Sequence[Any]:
         """Return the number, the first and the last time of groups."""
-        if page.order == "last" and where.group is None:
-            rows, but = connection.execute(self._walk(where)).all(), {*map(group_number, page.but)}
+        page = self._page
+        if page.order == "last" and self._where.group is None:
+            rows, but = connection.execute(self._walk()).all(), {*map(group_number, page.but)}
             if len(rows) <= WALKED:
                 seen = [row for row in rows if row[2] is not None and row[0] not in but]
                 return sorted(seen, key=lambda row: (-row[2], row[0]))[page.offset : page.offset + page.limit]
         last = sa.func.max(_c.discarded_ms)
         query = (
             sa.select(_c.fault, sa.func.min(_c.discarded_ms), last)
-            .where(*self._letters.chosen(where), *_grouped(page))
+            .where(*self._chosen, *_grouped(page))
             .group_by(_c.fault)
             .order_by(*_order(page, _c.fault, last, sa.func.count()))
         )
@@ -157,19 +165,7 @@ class SQLGroups:
         known = dict(connection.execute(sa.select(firsts.c.fault, firsts.c.first_ms).where(*ours)).all())
         return {each.number: min(known.get(each.number, each.first), each.first) for each in found}
 
-    def group_sizes(self, where: Filter) -> Mapping[str, tuple[int, datetime]]:
-        """Count the letters of each group."""
-        query = sa.select(_c.fault, sa.func.count(), sa.func.max(_c.discarded_ms)).group_by(_c.fault)
-        with self._db.connection() as connection:
-            rows = connection.execute(query.where(*self._letters.chosen(where))).all()
-        return {group_of_number(number): (count, from_ms(last)) for number, count, last in rows}
-
-    def forget_groups(self, *, before: datetime) -> int:
-        """Forget the first deaths of groups that are gone."""
-        has_letters = sa.exists().where(_c.namespace == firsts.c.namespace, _c.fault == firsts.c.fault)
-        return self._db.change(sa.delete(firsts).where(firsts.c.first_ms < to_ms(before), ~has_letters))
-
-    def _walk(self, where: Filter) -> sa.Select[Any]:
+    def _walk(self) -> sa.Select[Any]:
         """Return a query that steps from group to group in the index, and reads no letter between them."""
         ours, least = _c.namespace == self._db.namespace, sa.func.min(_c.fault)
         walk = sa.select(least.label("n"), sa.literal(0).label("k")).where(ours).cte(recursive=True)
@@ -178,14 +174,14 @@ class SQLGroups:
         walk = walk.union_all(sa.select(following, walk.c.k + 1).where(is_on))
 
         def time(which: Any) -> sa.ScalarSelect[Any]:
-            same = sa.select(which(_c.discarded_ms)).where(*self._letters.chosen(where), _c.fault == walk.c.n)
+            same = sa.select(which(_c.discarded_ms)).where(*self._chosen, _c.fault == walk.c.n)
             return same.correlate(walk).scalar_subquery()
 
         return sa.select(walk.c.n, time(sa.func.min), time(sa.func.max)).where(walk.c.n.is_not(None))
 
-    def _deaths(self, numbers: Sequence[int], where: Filter, times: Sequence[datetime]) -> sa.Select[Any]:
+    def _deaths(self, numbers: Sequence[int]) -> sa.Select[Any]:
         """Return a query that counts the letters of groups between the times, before and after them."""
-        ms = [-LARGEST_INTEGER, *map(to_ms, times), LARGEST_INTEGER]
+        ms = [-LARGEST_INTEGER, *map(to_ms, self._page.times), LARGEST_INTEGER]
         groups = sa.union_all(*(sa.select(sa.literal(n, sa.BigInteger).label("n")) for n in numbers)).cte()
         spans = sa.union_all(
             *(
@@ -195,7 +191,7 @@ class SQLGroups:
         ).cte()
         count = (
             sa.select(sa.func.count())
-            .where(*self._letters.chosen(where), _c.fault == groups.c.n)
+            .where(*self._chosen, _c.fault == groups.c.n)
             .where(_c.discarded_ms >= spans.c.a, _c.discarded_ms < spans.c.b)
             .correlate(groups, spans)
             .scalar_subquery()
@@ -203,10 +199,10 @@ class SQLGroups:
         return sa.select(groups.c.n, spans.c.a, count).select_from(groups.join(spans, sa.true()))
 
     def _newest(
-        self, heads: Iterable[tuple[int, int]], where: Filter, limit: int, *columns: sa.Column[Any]
+        self, heads: Iterable[tuple[int, int]], limit: int, *columns: sa.Column[Any]
     ) -> sa.CompoundSelect[Any]:
         """Return a query of columns of the newest letters of groups, given the last times of these."""
-        newest = sa.select(_c.fault, *columns).where(*self._letters.chosen(where))
+        newest = sa.select(_c.fault, *columns).where(*self._chosen)
         newest = newest.order_by(_c.discarded_ms.desc()).limit(limit)
         # The time is where an index begins, also if the letters of a kind are few in the group.
         each = (newest.where(_c.fault == number, _c.discarded_ms <= last) for number, last in heads)

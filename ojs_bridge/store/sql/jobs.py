@@ -75,8 +75,8 @@ _LOOK = sa.select(*(_r[name] for name in _LOOKED_AT)).where(
 )
 
 
-class SQLReservations:
-    """The part of a store that holds reservations."""
+class SQLReservedRuns:
+    """The reservations of a store."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -307,8 +307,8 @@ _FREE = {"claim": "", "claimed_until_ms": 0}
 _SHOWN = (_p.record, _p.due_ms, _p.key)
 
 
-class SQLParked:
-    """The part of a store that holds parked retries."""
+class SQLParkedJobs:
+    """The parked retries of a store."""
 
     def __init__(self, database: Database) -> None:
         self._db = database

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,17 +15,25 @@ from sqlalchemy.engine import Connection
 from ...rules.job import PlacedEntry
 from ..filter import EVERYTHING, Filter
 from ..jobs import Settle
-from ..protocol import Claim, Claimed, Letter, Page, Stats, counts_of
-from ..records import from_json, from_ms, group_number, index_id, index_text, to_json, to_ms
+from ..protocol import Claim, Claimed, Group, GroupPage, Letter, Page, Stats, counts_of
+from ..records import (
+    from_json,
+    from_ms,
+    group_number,
+    group_of_number,
+    index_id,
+    index_text,
+    to_json,
+    to_ms,
+)
 from .database import Database
+from .groups import GroupsQuery, chosen
 from .jobs import settling
 from .statements import (
     INSERTS,
     Upsert,
     batches,
     beginning,
-    equals,
-    matching,
     page,
     updated,
     write_cursor,
@@ -44,7 +52,7 @@ _LISTED = sa.select(letters.c.record, letters.c.discarded_ms, letters.c.id)
 
 
 class SQLLetters:
-    """The part of a store that holds dead letters."""
+    """The dead letters of a store, and the error entries of jobs that are not dead yet."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -111,7 +119,7 @@ class SQLLetters:
 
     def list(self, where: Filter, *, limit: int, cursor: str | None, oldest_first: bool = False) -> Page:
         """Return a page of letters."""
-        query = _LISTED.where(*self.chosen(where))
+        query = _LISTED.where(*chosen(self._db, where))
         with self._db.connection() as connection:
             rows, more = page(connection, query, limit, cursor, newest=not oldest_first)
         return Page(tuple(from_json(Letter, row.record) for row in rows), more)
@@ -122,7 +130,7 @@ class SQLLetters:
 
     def count(self, where: Filter) -> int:
         """Return how many letters there are of some kind."""
-        query = sa.select(sa.func.count()).select_from(letters).where(*self.chosen(where))
+        query = sa.select(sa.func.count()).select_from(letters).where(*chosen(self._db, where))
         with self._db.connection() as connection:
             return int(connection.execute(query).scalar_one())
 
@@ -173,8 +181,27 @@ class SQLLetters:
         kind, at = (letters.c.queue, letters.c.type, letters.c.error_type), letters.c.discarded_ms
         query = sa.select(*kind, sa.func.count(), sa.func.min(at), sa.func.max(at)).group_by(*kind)
         with self._db.connection() as connection:
-            rows = connection.execute(query.where(*self.chosen(where))).all()
+            rows = connection.execute(query.where(*chosen(self._db, where))).all()
         return counts_of([(row[:3], row[3], from_ms(row[4]), from_ms(row[5])) for row in rows])
+
+    def groups(self, where: Filter, page: GroupPage) -> Sequence[Group]:
+        """Return a page of groups."""
+        with self._db.connection() as connection:
+            return GroupsQuery(self._db, where, page).groups(connection)
+
+    def group_sizes(self, where: Filter) -> Mapping[str, tuple[int, datetime]]:
+        """Count the letters of each group."""
+        fault = letters.c.fault
+        query = sa.select(fault, sa.func.count(), sa.func.max(letters.c.discarded_ms)).group_by(fault)
+        with self._db.connection() as connection:
+            rows = connection.execute(query.where(*chosen(self._db, where))).all()
+        return {group_of_number(number): (count, from_ms(last)) for number, count, last in rows}
+
+    def forget_groups(self, *, before: datetime) -> int:
+        """Forget the first deaths of groups that are gone."""
+        same = letters.c.namespace == groups.c.namespace, letters.c.fault == groups.c.fault
+        has_letters = sa.exists().where(*same)
+        return self._db.change(sa.delete(groups).where(groups.c.first_ms < to_ms(before), ~has_letters))
 
     def _are(self, letter_ids: Sequence[str]) -> sa.ColumnElement[bool]:
         ids = letters.c.id.in_([*map(index_id, letter_ids)])
@@ -187,21 +214,6 @@ class SQLLetters:
 
     def _of(self, job_id: str) -> sa.ColumnElement[bool]:
         return sa.and_(errors.c.namespace == self._db.namespace, errors.c.job_id == index_id(job_id))
-
-    def chosen(self, where: Filter) -> Iterator[sa.ColumnElement[bool]]:
-        """Yield the conditions of the letters that a filter chooses."""
-        yield letters.c.namespace == self._db.namespace
-        yield from equals(letters.c.queue, where.queue)
-        yield from matching(letters.c.type, where.type, on_postgres=self._db.is_postgres)
-        yield from matching(letters.c.error_type, where.error_type, on_postgres=self._db.is_postgres)
-        if where.since is not None:
-            yield letters.c.discarded_ms >= to_ms(where.since)
-        if where.until is not None:
-            yield letters.c.discarded_ms < to_ms(where.until)
-        if where.but_queues:
-            yield letters.c.queue.not_in([*map(index_text, where.but_queues)])
-        if where.group is not None:
-            yield letters.c.fault == group_number(where.group)
 
 
 def _keep_first(insert: Callable[[sa.Table], Any]) -> sa.Insert:
