@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from ojs_bridge import Bridge, ConfigurationError, Discard, Intervals, InvalidRetryPolicy, StoreError
+from ojs_bridge import (
+    Bridge,
+    ConfigurationError,
+    Discard,
+    Intervals,
+    InvalidRetryPolicy,
+    RetryPolicy,
+    StoreError,
+)
 from ojs_bridge.engine.layers import Layers
 from ojs_bridge.engine.runs import Postpone, Refuse, Run
 from ojs_bridge.errors import InvalidState
@@ -157,6 +165,22 @@ def test_a_policy_is_validated_after_the_merge() -> None:
     task = Bridge(retry={"max_interval": "PT5S"}).engine.task()
     with pytest.raises(InvalidRetryPolicy, match="max_interval"):
         task.of_job({"initial_interval": "PT6S"})
+
+
+@pytest.mark.requirement("RET-16")
+def test_the_log_names_once_the_words_that_only_a_newer_release_knows(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The producer of this release refuses them, and a worker leaves them out."""
+    engine, retry = Bridge().engine, {"max_attempts": 7, "zeal": 3, "b" * 200: {}}
+    with pytest.raises(InvalidRetryPolicy, match="zeal: 3 is not a field of a retry policy"):
+        engine.initial_header(JOB, engine.task(), retry)
+    for _ in range(2):
+        assert engine.task().of_job(retry).policy == RetryPolicy(max_attempts=7)
+    assert caplog.messages == [
+        "the policy of a message has words that this release of ojs-bridge does not know, "
+        f"{'b' * 80!r}, 'zeal': they have no effect here, and its retries carry them on"
+    ]
 
 
 def test_precedence_of_error_maps() -> None:

@@ -174,7 +174,7 @@ class Engine:
         Raises InvalidRetryPolicy for a policy that is invalid, or that no message can carry.
         """
         try:
-            wire = task.of_job(retry).policy.to_ojs(only=retry)
+            wire = replace(task.layers, job=retry).policy().to_ojs(only=retry)
             check_errors(retry)
             return encode(job._replace(retry=wire, created_at=self.now()), budget=self.context.budget)
         except (NotExpressible, InvalidState) as error:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -14,7 +15,9 @@ from ..errors import ConfigurationError
 from ..rules.backoff import CustomJitter, Rng
 from ..rules.failures import ANSWERS, ErrorMap
 from ..rules.notations import read_duration
-from ..rules.policy import AnyPartial, RetryPolicy, fields_of
+from ..rules.policy import AnyPartial, RetryPolicy, fields_of, known_words
+
+logger = logging.getLogger("ojs_bridge")
 
 #: A value of `retry_on`: `"failure"`, `"asked"`, exception classes, or their dotted names.
 RetryOnLike: TypeAlias = "str | type[BaseException] | Sequence[str | type[BaseException]]"
@@ -264,9 +267,24 @@ class TaskPolicy:
         layers = replace(self.layers, message=native)
         return replace(self, layers=layers, policy=layers.policy())
 
-    def of_job(self, retry: AnyPartial | None) -> TaskPolicy:
-        """Return the settings of a job that may bring its own partial policy; raises InvalidRetryPolicy."""
+    def of_job(self, retry: Mapping[str, Any] | None) -> TaskPolicy:
+        """Return the settings of a message that may bring a partial policy; raises InvalidRetryPolicy.
+
+        A word that this release does not know has no effect, and the log says so once.
+        """
         if not retry:
             return self
-        layers = replace(self.layers, job=retry)
+        known = known_words(retry)
+        if len(known) < len(retry):
+            _tell_unknown(*sorted(f"{name!s:.80}" for name in retry.keys() - known.keys()))
+        layers = replace(self.layers, job=known)
         return replace(self, layers=layers, policy=layers.policy())
+
+
+@lru_cache
+def _tell_unknown(*words: str) -> None:
+    logger.warning(
+        "the policy of a message has words that this release of ojs-bridge does not know, %s: "
+        "they have no effect here, and its retries carry them on",
+        ", ".join(map(repr, words)),
+    )

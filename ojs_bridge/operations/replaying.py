@@ -18,7 +18,7 @@ from ..engine.storage_retry import pause
 from ..errors import ConfigurationError, InvalidRetryPolicy, Unreachable
 from ..rules.job import Job, encode, entries_of
 from ..rules.notations import duration_at, read_duration
-from ..rules.policy import RetryPolicy, partial_to_ojs
+from ..rules.policy import RetryPolicy, known_words, partial_to_ojs
 from ..store import Filter, Letter
 from .audit import uninterrupted
 from .letters import CLAIM_SECONDS, READ, every_page
@@ -92,7 +92,7 @@ def send(context: Context, letter: Letter, override: Override, operation: str = 
     retry = {**(job.retry or {}), **partial_to_ojs(override.retry)} or None
     if override.retry is not None:
         try:
-            RetryPolicy.merge(retry)
+            RetryPolicy.merge(known_words(retry or {}))
         except InvalidRetryPolicy as error:
             # The override does not go with the job's own policy.
             raise error.under("retry") from None

@@ -330,6 +330,11 @@ def fields_of(partial: object) -> dict[str, Any]:
     raise InvalidRetryPolicy([f"{_show(partial)}: must be an object of retry policy fields"])
 
 
+def known_words(partial: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a message's policy that this release knows: a newer one may have sent it."""
+    return {name: value for name, value in partial.items() if name in RetryPolicy.model_fields}
+
+
 def _check_expressible(policy: RetryPolicy, names: set[str]) -> None:
     if "backoff_strategy" in names and not isinstance(policy.backoff_strategy, str):
         raise NotExpressible(

@@ -1,11 +1,10 @@
-"""A retry keeps most of its message and drops some parts; unreadable messages are kept."""
+"""A retry keeps most of its message and drops some parts."""
 
 from __future__ import annotations
 
 import datetime
 import json
 from importlib.metadata import version
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -173,25 +172,6 @@ def test_messages_of_producers_without_the_bridge(fleet: Fleet) -> None:
     assert fleet.ending(retried)["total_attempts"] == 3
 
 
-#: header -> the error type
-UNREADABLE: dict[str, tuple[Any, str]] = {
-    "not JSON": ("{", "validation.state_invalid"),
-    "not an object": ("[]", "validation.state_invalid"),
-    "another type": (17, "validation.state_invalid"),
-    "an unknown version": ('{"v": 99, "attempt": 1}', "validation.state_invalid"),
-    "damaged errors": ('{"v": 1, "attempt": 1, "errors": "many"}', "validation.state_invalid"),
-    "a bad time": ('{"v": 1, "next_retry_at": "soon"}', "validation.state_invalid"),
-    "an invalid policy": ('{"v": 1, "retry": {"max_attempts": -5}}', "validation.retry_policy_invalid"),
-    "an unknown field": ('{"v": 1, "retry": {"tries": 5}}', "validation.retry_policy_invalid"),
-    "a fence that no store holds": (f'{{"v": 1, "fence": {10**17}}}', "validation.state_invalid"),
-    "a fence below zero": ('{"v": 1, "fence": -1}', "validation.state_invalid"),
-    "an attempt of 400 digits": (f'{{"v": 1, "attempt": {"9" * 400}}}', "validation.state_invalid"),
-    "a deep policy": (f'{{"v": 1, "retry": {"[" * 950}{"]" * 950}}}', "validation.state_invalid"),
-}
-#: Values of Celery's own count of retries that are no valid count.
-MISCOUNTED = (-1, 10**17, "many", [1], 1.5, True)
-
-
 @pytest.mark.requirement("RET-01")
 @pytest.mark.parametrize("job_id", [uuid4().int % 10**12, uuid4()], ids=["a number", "a UUID"])
 def test_an_id_that_is_not_text_is_one_job_wherever_it_is_named(on_valkey: Fleets, job_id: object) -> None:
@@ -213,27 +193,6 @@ def test_an_id_that_is_not_text_is_one_job_wherever_it_is_named(on_valkey: Fleet
     fleet.bridge.dead_letters.replay(text, retry={"max_attempts": 1})
     assert fleet.ending(job, nth=2)["total_attempts"] == 1
     assert [run.attempt for run in fleet.runs(job)] == [1, 2, 1]
-
-
-@pytest.mark.requirement("RET-16")
-def test_a_job_that_nobody_can_read_is_kept_and_the_worker_lives(fleet: Fleet) -> None:
-    sent = {
-        name: fleet.send("act", "ok", headers={"ojs": header}) for name, (header, _) in UNREADABLE.items()
-    }
-    for name, (header, error_type) in UNREADABLE.items():
-        job = sent[name]
-        assert fleet.end(job) == "FAILURE", name
-        letter = fleet.bridge.dead_letters.get(job.id)
-        assert (letter.error_type, letter.cause) == (error_type, "invalid"), name
-        assert letter.message["headers"]["ojs"] == header, name
-        assert fleet.runs(job) == [], name
-    for retries in MISCOUNTED:
-        job = fleet.send("act", "ok", retries=retries)
-        assert fleet.end(job) == "FAILURE", retries
-        letter = fleet.bridge.dead_letters.get(job.id)
-        assert (letter.error_type, letter.cause) == ("validation.state_invalid", "invalid"), retries
-        assert (letter.message["headers"]["retries"], fleet.runs(job)) == (retries, []), retries
-    assert fleet.send("ping").get(timeout=90) == "pong"
 
 
 @pytest.mark.requirement("RET-01")
