@@ -196,6 +196,7 @@ class Bridge:
                 self.engine.give_up,
                 self._chores(self._beat),
                 self._polling,
+                self.engine.outage,
             )
             self._scheduler.start()
 

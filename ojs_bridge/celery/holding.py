@@ -29,7 +29,6 @@ from celery.apps.worker import Worker
 from celery.worker import state
 
 from ..engine.heartbeat import Heartbeat
-from ..engine.storage_retry import Outage
 from ..engine.threads import keep_going
 from ..errors import StoreError
 from ..rules.failures import HandlerFailed, safe_repr
@@ -120,9 +119,7 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
         self._held_at = self._surely_ours = 0.0
         #: For each process that may have died of this worker's stop: what gives its job back, and judges it.
         self._dead: dict[Callable[[], object], Callable[[], object]] = {}
-        self._outage = Outage(
-            "jobs wait in this worker: they cannot begin, or what became of them has no place", "jobs go on"
-        )
+        self._outage = attach(consumer.app).engine.outage
         self._running = installation(consumer.app).running
         installation(consumer.app).holding.add(self)
 
@@ -238,7 +235,8 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
             if self._waiting or time.monotonic() - self._held_at < QUIET:
                 return False
             self._thread = None
-        self._outage.over()
+        if not is_stopping():
+            self._outage.over()
         return True
 
     def _try_again(self) -> None:

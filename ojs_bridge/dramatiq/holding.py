@@ -42,14 +42,9 @@ class GiveUp(Exception):
 class Holding:
     """Holds deliveries of one broker until they can go on."""
 
-    def __init__(self) -> None:
-        self._beginning = Outage(
-            "jobs cannot begin, the worker keeps those it has and takes no more", "jobs can begin again"
-        )
-        self._ending = Outage(
-            "the outcomes of jobs can be neither published nor stored, the worker keeps them",
-            "the outcomes of jobs can be published or stored again",
-        )
+    def __init__(self, outage: Outage) -> None:
+        #: Keeps a thread from its delivery, or from a decision that has no place.
+        self.outage = outage
         self._limits: list[TimeLimit] = []
         self._shutdowns: list[ShutdownNotifications] = []
         self._stopping: list[Any] = []
@@ -96,21 +91,17 @@ class Holding:
     def keep_unbegun(self, error: Exception) -> bool:
         """Wait before a delivery is tried again; False if this thread's worker shuts down."""
         self.disarm(None)
-        return self._beginning.wait(error, self.stops)
+        return self.outage.wait(error, self.stops)
 
     def begins(self, broker: Broker, message: MessageProxy) -> None:
         """Arm the interrupts of this thread as if its message had come just now: a job had to wait."""
-        self.waited()
+        self.outage.over()
         for middleware in (*self._limits, *self._shutdowns):
             middleware.before_process_message(broker, message)
 
-    def waited(self) -> None:
-        """End the wait of a delivery: the store or the broker is there again."""
-        self._beginning.over()
-
     def keep_unended(self, error: BaseException) -> bool:
         """Wait before a decision is tried again; False if this thread's worker shuts down."""
-        return self._ending.wait(error, self.stops)
+        return self.outage.wait(error, self.stops)
 
     def await_answer(self, engine: Engine, run: Any, error: Exception) -> None:
         """Wait until the store says whether a run counts; raises TakenOver if not, or if it stops here."""
@@ -121,14 +112,10 @@ class Holding:
             except StoreError as again:
                 error = again
             else:
-                self.ends()
+                self.outage.over()
                 return
         engine.reservations.expire(run)
         raise Unanswered(run.job) from None
-
-    def ends(self) -> None:
-        """End the wait of a decision: it was carried out after all."""
-        self._ending.over()
 
 
 def came_of_interrupt(exception: BaseException | None) -> bool:

@@ -85,7 +85,7 @@ class OJSRetries(Retries):
         self.bridge = bridge or Bridge()
         #: The actors and their policies, for the plan.
         self.actors = Actors(self.bridge, policies, canary, in_flight)
-        self._holding = Holding()
+        self._holding = Holding(self.bridge.engine.outage)
         self._runs = Runs(self.bridge, self.actors, self._holding)
         self._watches: dict[Any, Watch] = {}
         #: The last message of each thread, and those that a thread has left unsettled, for the watch.

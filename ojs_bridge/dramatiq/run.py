@@ -301,7 +301,7 @@ class ActorRun:
         # From now on nothing that breaks in may bring it back.
         self._delivery.settle(Exit.DROP)
         if self._held:
-            self._holding.waited()
+            self._holding.outage.over()
         self._proxy.options["store_results"] = False
         raise Skipped(Exit.DROP, begun.reason)
 
@@ -371,7 +371,7 @@ class ActorRun:
             except NotCarried as again:
                 left = again
             else:
-                self._holding.ends()
+                self._holding.outage.over()
                 return leaves
         raise left.error
 

@@ -26,6 +26,7 @@ from .keeping import Keeping, job_of_parked
 from .layers import Layers, TaskPolicy
 from .reservations import Reservations, Wait
 from .runs import Begun, DeadQueues, Drop, Lost, Postpone, Publisher, Refuse, Run
+from .storage_retry import Outage
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -65,6 +66,8 @@ class Engine:
         self.keeping = Keeping(context, self.reservations, park_after)
         self.settling = Settling(context, self.reservations, self.keeping, reservation, park_after)
         self.carrying = Carrying(context, self.keeping)
+        #: Of the store or the broker: all threads of a worker tell of it in one line.
+        self.outage = Outage()
         #: Whether nobody needs to know that a job has begun.
         self.is_silent = context.store is None and not context.events.listeners
         self._retry = retry
@@ -115,8 +118,10 @@ class Engine:
             self.reservations.prove()
             apart = abs((self.store.clock() - self.now()).total_seconds())
         except StoreError as error:
-            then = f"dead letters go to {dead_queue}" if self._fail_open else "jobs wait"
-            logger.error("until the store works, %s: %s", then, error)
+            if self._fail_open:
+                logger.error("until the store works, dead letters go to %s: %s", dead_queue, error)
+            else:
+                self.outage.meet(error)
             return
         if is_program and self.store.is_on_one_host:
             logger.warning(

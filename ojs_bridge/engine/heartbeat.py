@@ -288,9 +288,12 @@ class Heartbeat:
 
     def _look(self, is_told: Callable[[], bool]) -> bool:
         time.sleep(LOOK_SECONDS)
-        if told := is_told():
-            self._store.suspect(_STOPS + self.family, gone=True)
-        return not told
+        if is_told():
+            # While the store is away it is told again and again: the worker has said that it is away.
+            with suppress(StoreError):
+                self._store.suspect(_STOPS + self.family, gone=True)
+                return False
+        return True
 
     def was_stopping(self, holder: str) -> bool:
         """Return whether a holder was told to stop; False if the store does not answer."""

@@ -18,7 +18,7 @@ from ..errors import StoreError, Unpublishable, Unreachable
 from ..rules.job import format_time
 from ..store import Grant, Parked, Reservation, Settle, Store
 from .runs import Publisher
-from .storage_retry import POLLING, StorageRetry
+from .storage_retry import POLLING, Outage, StorageRetry
 from .threads import BetweenForks, keep_going
 
 T = TypeVar("T")
@@ -86,9 +86,12 @@ class Scheduler:
     give_up: Callable[[Parked, Exception], None]
     chores: Sequence[Chore] = ()
     polling: StorageRetry = POLLING
+    outage: Outage = field(default_factory=Outage)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
+    #: The frameworks whose broker takes no retry, and whether the store is away.
     _waiting: set[str] = field(default_factory=set)
+    _is_away: bool = True
     _due: dict[Chore, float] = field(default_factory=dict)
 
     def start(self) -> None:
@@ -154,23 +157,32 @@ class Scheduler:
                 published = self.polling.run(
                     self.publish_due, framework, publisher, retry_on=AWAY, wait=self._stop.wait
                 )
+            except StoreError as error:
+                self._is_away = True
+                self.outage.meet(error)
+                continue
             except (Exception, SystemExit) as error:  # noqa: BLE001 - after any error it is tried again
-                if framework not in self._waiting:
-                    self._waiting.add(framework)
-                    name = type(error).__name__
-                    logger.warning("parked retries of %s wait (%s: %s)", framework, name, error)
+                self._wait(framework, error)
                 continue
             is_more = is_more or published == BATCH
+            if self._is_away:
+                self._is_away = False
+                self.outage.over()
             if framework in self._waiting:
                 self._waiting.remove(framework)
                 logger.warning("parked retries of %s go on", framework)
         for chore, due in self._due.items():
             if time.monotonic() >= due:
                 self._due[chore] = time.monotonic() + chore.seconds
-                _do(chore, is_told=bool(self._waiting))
+                _do(chore, is_told=self._is_away)
         if not is_more:
             self._stop.wait(POLL_SECONDS)
         return True
+
+    def _wait(self, framework: str, error: BaseException) -> None:
+        if framework not in self._waiting:
+            self._waiting.add(framework)
+            logger.warning("parked retries of %s wait (%s: %s)", framework, type(error).__name__, error)
 
     def _sweep(self) -> None:
         with suppress(StoreError):

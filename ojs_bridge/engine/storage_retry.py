@@ -161,14 +161,13 @@ POLLING = StorageRetry(3, timedelta(milliseconds=500), 2.0, timedelta(seconds=10
 
 
 class Outage:
-    """An outage, from the first thread that meets it to the first thread that finds it over.
+    """What all threads of a worker know of an outage of its store or broker.
 
-    The log gets the line `begins` with the first error, and the line `ends` with the length, once each.
+    It lasts from the first thread that meets it to the first thread that finds it over. The log gets one
+    line at its begin, with the first error, and one at its end, with its length.
     """
 
-    def __init__(self, begins: str, ends: str) -> None:
-        self._begins = begins
-        self._ends = ends
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._since: float | None = None
         self._said = False
@@ -176,7 +175,7 @@ class Outage:
 
     def wait(self, error: BaseException, stops: Callable[[], bool]) -> bool:
         """Pause before the next try; return False at once if the worker stops."""
-        seconds = min(LEAST + self._meet(error) / 4, MOST) * random.uniform(0.8, 1.2)
+        seconds = min(LEAST + self.meet(error) / 4, MOST) * random.uniform(0.8, 1.2)
         until = time.monotonic() + seconds
         while not stops():
             left = until - time.monotonic()
@@ -190,11 +189,12 @@ class Outage:
         with self._lock:
             since, said = self._since, self._said
             self._since, self._said = None, False
-            self._calm_from = time.monotonic() + CALM
+            if since is not None:
+                self._calm_from = time.monotonic() + CALM
         if said and since is not None:
-            logger.warning("%s, after %.1f s", self._ends, time.monotonic() - since)
+            logger.warning("jobs and retries go on, after %.1f s", time.monotonic() - since)
 
-    def _meet(self, error: BaseException) -> float:
+    def meet(self, error: BaseException) -> float:
         """Return for how many seconds the outage has lasted; the first thread tells the log."""
         now = time.monotonic()
         with self._lock:
@@ -203,7 +203,9 @@ class Outage:
             first = not self._said and now >= self._calm_from
             self._said = self._said or first
         if first:
-            logger.error("%s (%s)", self._begins, str(error) or type(error).__name__)
+            logger.error(
+                "jobs and retries wait for the store or the broker (%s)", str(error) or type(error).__name__
+            )
         return now - since
 
 

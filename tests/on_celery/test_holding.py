@@ -19,7 +19,7 @@ from tests.servers import RabbitMQ, eventually
 
 #: RabbitMQ drops a message after so many deliveries; Celery before 5.5 has no queues that count.
 DELIVERIES = 5 if celery.VERSION >= (5, 5) else None
-BEGINS = "jobs wait in this worker"
+BEGINS = "jobs and retries wait for the store or the broker"
 
 
 def test_a_worker_that_was_cut_off_gives_back_once_what_waits_in_it(separate, tmp_path: Path) -> None:

@@ -60,4 +60,4 @@ def test_a_store_that_cannot_be_written_is_named(
     with Fleet(stub, unique, store="sqlite:////nowhere/ojs.db").working(threads=1):
         pass
     errors = [r.getMessage() for r in caplog.records if r.name == "ojs_bridge" and r.levelname == "ERROR"]
-    assert errors[0].startswith("until the store works, jobs wait")
+    assert errors[0].startswith("jobs and retries wait for the store or the broker")

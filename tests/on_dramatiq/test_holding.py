@@ -89,7 +89,7 @@ def test_an_outcome_that_neither_broker_nor_store_takes_is_held(
         eventually(lambda: job.runs)
         time.sleep(AWAY)
         limited.taking = True
-        eventually(lambda: said(caplog, "stored again"))
+        eventually(lambda: said(caplog, "jobs and retries go on"))
         store.start()
         assert fleet.end(job).type == "job.completed"
     assert [run.ojs.get("attempt", 1) for run in job.runs] == [1, 2]
