@@ -75,9 +75,9 @@ def read_message(message: Mapping[str, Any]) -> Reading:
     names = tuple(str(name) for name in message.get("parameters") or ())
     try:
         if "encoded" in message:
-            return _dramatiq(message, names)
+            return _encoded(message, names)
         if "body" in message:
-            return _celery(message, names)
+            return _with_headers(message, names)
         meta, note = dict(message.get("meta") or {}), str(message.get("note") or "")
         hidden = tuple(message.get("hidden") or ())
         return Reading(message.get("args"), message.get("kwargs"), meta, names, note, hidden)
@@ -85,7 +85,8 @@ def read_message(message: Mapping[str, Any]) -> Reading:
         return Reading(names=names, note=f"it cannot be read: {error!r}")
 
 
-def _dramatiq(message: Mapping[str, Any], names: Sequence[str]) -> Reading:
+def _encoded(message: Mapping[str, Any], names: Sequence[str]) -> Reading:
+    """Read a message as its framework's encoder wrote it, with its options inside."""
     raw = _bytes(message["encoded"], message["encoding"])
     try:
         decoded = json.loads(raw)
@@ -94,7 +95,8 @@ def _dramatiq(message: Mapping[str, Any], names: Sequence[str]) -> Reading:
     return Reading(list(decoded["args"]), dict(decoded["kwargs"]), _meta(decoded["options"]), names)
 
 
-def _celery(message: Mapping[str, Any], names: Sequence[str]) -> Reading:
+def _with_headers(message: Mapping[str, Any], names: Sequence[str]) -> Reading:
+    """Read a message whose headers stand beside its body, a list of the arguments and more."""
     meta = _meta(message["headers"])
     content_type = str(message["content_type"])
     raw = _bytes(message["body"], message["body_encoding"])

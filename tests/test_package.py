@@ -327,6 +327,30 @@ def test_below_the_adapters_there_is_no_framework(room: str) -> None:
         assert not top_level(path) & (FRAMEWORKS - own), path
 
 
+#: The frameworks, and what they are made of.
+FRAMEWORK_NAMES = re.compile("celery|dramatiq|kombu|billiard|vine|pika", re.IGNORECASE)
+#: The texts in the code below the adapters that name one all the same.
+SAID_BELOW = {
+    # The refusal of `acks_late`, a public setting that only one framework has.
+    "stands beside a policy, in an entry of `policies`, or is an option of a Celery task",
+}
+
+
+def words_of(tree: ast.AST) -> Iterator[str]:
+    """Yield the identifiers and the texts of a file's code, but for its docstrings."""
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if id(node) not in docstrings:
+            yield from (value for _, value in ast.iter_fields(node) if isinstance(value, str))
+
+
+def test_code_below_the_adapters_names_no_framework() -> None:
+    """What differs between the frameworks is a value, which an adapter hands down."""
+    paths = [path for room in BELOW for path in files(room)]
+    words = {word for path in paths for word in words_of(ast.parse(path.read_text("utf-8")))}
+    assert {word for word in words if FRAMEWORK_NAMES.search(word)} == SAID_BELOW
+
+
 def test_no_file_imports_itself_by_way_of_others() -> None:
     """A reader can read each file after the files that it imports."""
     modules = {".".join(("ojs_bridge", *path.relative_to(PACKAGE).with_suffix("").parts)): path

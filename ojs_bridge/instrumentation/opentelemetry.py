@@ -275,11 +275,10 @@ def _span_context(context: contexts.Context) -> trace.SpanContext | None:
 
 
 def _is_doubled(framework: str) -> bool:
-    """Return whether OpenTelemetry's own instrumentation of Celery makes the spans of its jobs."""
-    if framework != "celery":
-        return False
-    module = sys.modules.get("opentelemetry.instrumentation.celery")
-    return module is not None and bool(module.CeleryInstrumentor().is_instrumented_by_opentelemetry)
+    """Return whether OpenTelemetry's own instrumentation of the framework makes the spans of its jobs."""
+    module = sys.modules.get(f"opentelemetry.instrumentation.{framework}")
+    instrumentor = getattr(module, f"{framework.title()}Instrumentor", None)
+    return instrumentor is not None and bool(instrumentor().is_instrumented_by_opentelemetry)
 
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)

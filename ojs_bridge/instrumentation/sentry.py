@@ -46,6 +46,7 @@ def instrument(bridge: Bridge) -> None:
 class _Report:
     """The facts of a run, for the events of its scope."""
 
+    framework: str
     run: Run
     decision: Decision | None = None
 
@@ -64,7 +65,8 @@ class _Report:
         _tag(event, facts)
         if failure is not None and raised is not None:
             _tag(event, {"error_type": failure.type, "ended": str(ended).lower()})
-            group = fingerprint(job.type, failure.type, failure.message, failure.backtrace)
+            fault = job.type, failure.type, failure.message, failure.backtrace
+            group = fingerprint(*fault, self.framework)
             _tag(event, {"group": group})
             event["fingerprint"] = [group]
         return event
@@ -78,7 +80,7 @@ class _Sentry(Instrument):
 
     def running(self, framework: str, run: Run, carrier: Any) -> AbstractContextManager[Any]:  # noqa: ARG002
         """Return the context of a run; without an integration there is no scope for it."""
-        return _reporting(framework, _Report(run))
+        return _reporting(_Report(framework, run))
 
     def concluded(self, run: Run | Refuse, decision: Decision, seconds: float) -> None:  # noqa: ARG002
         """Keep the decision; Sentry's integration reports the error after it."""
@@ -88,9 +90,9 @@ class _Sentry(Instrument):
 
 
 @contextmanager
-def _reporting(framework: str, report: _Report) -> Iterator[None]:
+def _reporting(report: _Report) -> Iterator[None]:
     client = sentry_sdk.get_client()
-    if client.get_integration(framework):
+    if client.get_integration(report.framework):
         sentry_sdk.get_isolation_scope().add_event_processor(report.add_to)
     token = _report.set(report)
     try:

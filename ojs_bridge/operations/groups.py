@@ -84,7 +84,7 @@ class ErrorGroup:
     def frame(self) -> str:
         """The place in the user's own code where the error was raised; empty where it is not known."""
         sample = self.group.sample
-        return frame_of(sample.type, sample.backtrace)
+        return frame_of(sample.type, sample.backtrace, sample.framework)
 
     def to_ojs(self) -> dict[str, Any]:
         """Return the group in JSON."""

@@ -90,7 +90,6 @@ _ROOTED = re.compile(r"/|[A-Za-z]:/")
 _FOREIGN = re.compile(
     r"<|.*(?:/lib(?:64)?/(?:python|pypy)[0-9.]+t?/|/[Pp]ython3[0-9]*/Lib/|/ojs_bridge/)", re.DOTALL
 )
-_FRAMEWORKS = frozenset({"ojs_bridge", "celery", "kombu", "billiard", "vine", "dramatiq"})
 
 
 def pattern_of(message: str) -> str:
@@ -110,11 +109,12 @@ def _name_of(part: re.Match[str]) -> str:
     return "#" if part.lastgroup == "number" else f"<{part.lastgroup}>"
 
 
-def frame_of(job_type: str, backtrace: Sequence[object]) -> str:
+def frame_of(job_type: str, backtrace: Sequence[object], framework: str) -> str:
     """Return the innermost frame of the user's own code, as `orders/tasks.py in charge`, or an empty text.
 
     The backtrace is that of an error entry. Installed packages count only where it has no other code. Then
-    the user's own package is the job type's, or else the first one that the framework has called.
+    the user's own package is the job type's, or else the first one that the framework has called, whose own
+    package has its name.
     """
     installed: list[tuple[str, str]] = []
     for frame in reversed(backtrace[-FRAMES:]):
@@ -123,7 +123,7 @@ def frame_of(job_type: str, backtrace: Sequence[object]) -> str:
             continue
         if _ROOTED.match(parts["path"]):
             return _shown(parts["path"], parts["function"])
-        if _package(parts["path"]) not in _FRAMEWORKS:
+        if _package(parts["path"]) not in ("ojs_bridge", framework):
             installed.append((parts["path"], parts["function"]))
     packages, own = [_package(path) for path, _ in installed], job_type.partition(".")[0]
     if packages and own not in packages:
@@ -142,9 +142,11 @@ def _shown(path: str, function: str) -> str:
     return f"{folder}/{file} in {function}" if folder else f"{file} in {function}"
 
 
-def fingerprint(job_type: str, error_type: str, message: str, backtrace: Sequence[object] = ()) -> str:
+def fingerprint(
+    job_type: str, error_type: str, message: str, backtrace: Sequence[object] = (), framework: str = ""
+) -> str:
     """Return 16 hexadecimal digits for the types of job and error, the place, and the message's pattern."""
-    text = "\0".join((job_type, error_type, frame_of(job_type, backtrace), pattern_of(message)))
+    text = "\0".join((job_type, error_type, frame_of(job_type, backtrace, framework), pattern_of(message)))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
 
 

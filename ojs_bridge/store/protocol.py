@@ -93,7 +93,9 @@ class Letter:
     def group(self) -> str:
         """The fingerprint of the most recent failure, which names the letter's group."""
         message = str(self.errors[-1].get("message") or "") if self.errors else ""
-        return self.fault or fingerprint(self.type, self.error_type, message, self.backtrace)
+        if self.fault:
+            return self.fault
+        return fingerprint(self.type, self.error_type, message, self.backtrace, self.framework)
 
     @property
     def backtrace(self) -> Sequence[object]:

@@ -259,7 +259,7 @@ def test_a_group_is_one_fault_at_one_place_of_the_users_own_code(fleet: Fleet) -
     for job in jobs:
         end(fleet, job)
     letters = [fleet.bridge.dead_letters.get(job) for job in jobs]
-    frames = {frame_of(letter.type, letter.backtrace) for letter in letters}
+    frames = {frame_of(letter.type, letter.backtrace, letter.framework) for letter in letters}
     assert frames == {"contract/steps.py in raises", "contract/steps.py in calls"}
     first, same, *others = (letter.group for letter in letters)
     assert first == same

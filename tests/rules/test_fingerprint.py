@@ -200,7 +200,9 @@ def test_a_fault_is_the_same_after_a_deploy_and_below_other_libraries() -> None:
         "/opt/app/v43/shop/tasks.py:9 in charge",
         "requests/sessions.py:8 in send",
     ]
-    same = [fingerprint("a", "b", f"user {n} is slow", trace) for n, trace in enumerate((before, after))]
+    same = [
+        fingerprint("a", "b", f"user {n} is slow", trace, "celery") for n, trace in enumerate((before, after))
+    ]
     assert same[0] == same[1]
 
 
@@ -240,7 +242,7 @@ def test_the_frame_is_the_innermost_one_of_the_users_own_code(
 ) -> None:
     """Not one of the framework, the bridge, another package or the standard library."""
     above = ABOVE if own else ABOVE[2:5] + ABOVE[6:]
-    assert frame_of(job_type, [*BELOW, *own, *above, 7, None]) == frame
+    assert frame_of(job_type, [*BELOW, *own, *above, 7, None], "celery") == frame
 
 
 NUMBERS = st.integers(0, 10**12)
