@@ -108,8 +108,9 @@ class Changes(TypedDict, total=False):
 class Override:
     """The changes of a replay (spec section dlq 6.3). None keeps what the job has.
 
-    `queue`, `args` and `kwargs` are replaced. `meta`, the headers or options, and `retry`, a partial policy,
-    are merged over the job's own. Raises InvalidRetryPolicy, and ValueError that names the field.
+    `queue`, `args` and `kwargs` are replaced. `meta`, the headers or options, and `retry`, a partial policy
+    that is kept in the spec's JSON form, are merged over the job's own. Raises InvalidRetryPolicy, and
+    ValueError that names the field.
     """
 
     queue: str | None = None
@@ -131,10 +132,11 @@ class Override:
                 raise ValueError(f"{name}: {values!r} must be an object with names")
         if own := OWN_META & set(self.meta or ()):
             raise ValueError(f"meta: {min(own)!r} is the bridge's or the framework's own")
-        try:
-            partial_to_ojs(self.retry)
-        except InvalidRetryPolicy as error:
-            raise error.under("retry") from None
+        if self.retry is not None:
+            try:
+                object.__setattr__(self, "retry", partial_to_ojs(self.retry) or None)
+            except InvalidRetryPolicy as error:
+                raise error.under("retry") from None
 
     @classmethod
     def of(cls, changes: Mapping[str, Any] | None) -> Override:
@@ -146,9 +148,8 @@ class Override:
 
     def to_ojs(self) -> dict[str, Any]:
         """Return the changes in JSON, as `of` reads them."""
-        given = {name: getattr(self, name) for name in self.__slots__}
-        given["retry"] = partial_to_ojs(self.retry) or None
-        return {name: value for name, value in given.items() if value is not None}
+        given = ((name, getattr(self, name)) for name in self.__slots__)
+        return {name: value for name, value in given if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from ..operations.rates import RateHistory
 from ..store import EVERYTHING
 from . import shapes
 from .answers import VERSION, Refusal, invalid, not_found
-from .guarding import ANONYMOUS
+from .guarding import ACTOR
 from .letters import Letters
 from .requests import AdminQuery, AuditQuery, LettersQuery, MarkBody, RatesQuery, Since
 from .routes import Operation, answers
@@ -213,7 +213,7 @@ class Fleet:
         # Without a token a probe gets the status alone.
         health = self._bridge.health.check()
         answer: shapes.Health = {"status": health.status}
-        if ANONYMOUS not in request.scope:
+        if ACTOR in request.scope:
             answer = cast(shapes.Health, health.to_ojs())
         if health.status == "away":
             message = "the store or the broker is away"

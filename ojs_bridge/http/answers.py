@@ -1,23 +1,19 @@
-"""Answers in the Open Job Spec's JSON, their headers, and refusals (spec http 4 and 16)."""
+"""Answers in the Open Job Spec's JSON, and refusals (spec http 4 and 16)."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import uuid4
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Mount
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from ..errors import (
     ConfigurationError,
@@ -34,33 +30,9 @@ logger = logging.getLogger("ojs_bridge")
 
 MEDIA_TYPE, JSON = "application/openjobspec+json", "application/json"
 JSON_TYPES = (MEDIA_TYPE, JSON)
-#: The spec's type in answers. The spec's client for Python looks for the text of the other type in it. RFC
-#: 9110 allows a parameter, which a client that does not know it ignores; a slash in it must be quoted.
-BOTH = f'{MEDIA_TYPE}; also="{JSON}"'
 VERSION = "1.0"
-#: The keys of a request's scope for its id, for the path where the app is mounted, and for the headers that
-#: inner layers add to its answer.
-REQUEST_ID, ROOT = "ojs.request_id", "ojs.root"
-ADDED = "ojs.added_headers"
-
-_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
-)
-HEADERS = {
-    "Content-Security-Policy": _POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "OJS-Version": VERSION,
-}
-#: The characters of an Accept header that are read.
-MAX_ACCEPT = 2_000
-_REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,100}")
-#: A type of these answers in an Accept header, and its weight.
-_ACCEPTED = re.compile(
-    r"(application/(?:openjobspec\+)?json)\s*(?=[;,]|$)(?:[^,]{0,99};\s*q=([01](?:\.[0-9]+)?))?"
-)
+#: The key of a request's scope for the path where the app is mounted.
+ROOT = "ojs.root"
 
 
 class Answer(Response):
@@ -69,8 +41,14 @@ class Answer(Response):
     media_type = MEDIA_TYPE
 
     def render(self, content: object) -> bytes:
-        """Write the content in ASCII, because texts of a job may be invalid Unicode."""
-        return written(content).encode("ascii")
+        """Write the content in ASCII, because texts of a job may be invalid Unicode.
+
+        NaN and infinity, which JSON lacks, become texts.
+        """
+        try:
+            return json.dumps(content, allow_nan=False).encode("ascii")
+        except ValueError:
+            return json.dumps(_finite(content)).encode("ascii")
 
 
 @dataclass(eq=False)
@@ -108,16 +86,13 @@ def not_found(resource: str, resource_id: str) -> Refusal:
     )
 
 
-@contextmanager
-def must_exist(resource: str, entry_id: str, get: Callable[[str], object]) -> Iterator[None]:
-    """Refuse what is asked of an entry that is not there, or that another process has in hand."""
+def missing(resource: str, entry_id: str, get: Callable[[str], object], error: NotFound) -> Refusal:
+    """Return the refusal for an entry that is not there, or that `get` finds: another process has it."""
     try:
-        yield
-    except NotFound as error:
-        with suppress(NotFound):
-            get(entry_id)
-            raise Refusal(409, "x_conflict", str(error), retryable=True) from None
-        raise not_found(resource, entry_id) from None
+        get(entry_id)
+    except NotFound:
+        return not_found(resource, entry_id)
+    return Refusal(409, "x_conflict", str(error), retryable=True)
 
 
 def too_many(message: str, seconds: int, headers: dict[str, str] | None = None) -> Refusal:
@@ -180,14 +155,6 @@ def content_type(headers: Mapping[str, str]) -> str:
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def written(content: object) -> str:
-    """Return content as JSON. NaN and infinity, which JSON lacks, become texts."""
-    try:
-        return json.dumps(content, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(content))
-
-
 def _finite(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
@@ -199,48 +166,3 @@ def _finite(value: object) -> object:
 def _unavailable(error: Exception, request_id: str, message: str) -> Refusal:
     logger.warning("request %s: %s: %s", request_id, message, error)
     return Refusal(503, "backend_error", message, retryable=True, headers={"Retry-After": "5"})
-
-
-class Door:
-    """The outermost layer: it adds the headers to every answer, and turns every error into an answer."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request; the start of a server and a WebSocket pass unchanged."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        asked = Headers(scope=scope)
-        request_id = asked.get("x-request-id", "")
-        if not _REQUEST_ID.fullmatch(request_id):
-            request_id = f"req_{uuid4()}"
-        scope[REQUEST_ID], scope[ROOT] = request_id, scope.get("root_path", "")
-        # The spec wants its own type in every answer (http 4.3), but many clients read plain JSON only.
-        accept = _ACCEPTED.findall(",".join(asked.getlist("accept"))[:MAX_ACCEPT].lower())
-        weights = {name: float(weight or 1) for name, weight in accept}
-        is_ojs = weights.get(MEDIA_TYPE, 0.0) >= max(weights.get(JSON, 0.0), 0.001)
-        media_type = BOTH if is_ojs else JSON
-        added = scope[ADDED] = dict[str, str]()
-        begun = False
-
-        async def headed(message: Message) -> None:
-            nonlocal begun
-            if message["type"] == "http.response.start":
-                begun = True
-                headers = MutableHeaders(scope=message)
-                headers.update({**HEADERS, **added, "X-Request-Id": request_id})
-                if headers.get("content-type") == MEDIA_TYPE:
-                    headers["Content-Type"] = media_type
-                headers.setdefault("Cache-Control", "no-store")
-            await send(message)
-
-        try:
-            await self._app(scope, receive, headed)
-        except Exception as error:
-            refusal = refusal_of(error, request_id)
-            if begun:
-                raise
-            answer = Answer(refusal.to_ojs(request_id), refusal.status, refusal.headers)
-            await answer(scope, receive, headed)

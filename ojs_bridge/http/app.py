@@ -26,8 +26,8 @@ from ..errors import ConfigurationError
 from ..instrumentation.metrics import gauges_text
 from . import shapes
 from .admin import ADMIN, FLEET, MANIFEST, Admin, Fleet
-from .answers import JSON_TYPES, Answer, Door, Refusal, raise_refusal
-from .guarding import Access, Guard, UserOf, access_at, tokens_of
+from .answers import JSON_TYPES, Answer, Refusal, raise_refusal
+from .guarding import Access, Door, Guard, UserOf, access_at, tokens_of
 from .letters import LETTERS, RETRIES, Letters, Retries
 from .operations import OPERATIONS, Operations
 from .requests import Asked

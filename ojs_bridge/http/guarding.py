@@ -1,4 +1,4 @@
-"""The guard: it checks tokens, or else the Host and Origin headers, limits requests, and names the actor."""
+"""The layers around the API: the door adds headers and answers errors; the guard admits, limits and names."""
 
 from __future__ import annotations
 
@@ -13,14 +13,27 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 from urllib.parse import SplitResult, urlsplit
+from uuid import uuid4
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import ConfigurationError
-from ..operations.audit import Actor, acting
-from .answers import ADDED, JSON_TYPES, VERSION, Refusal, content_type, forbidden, too_many
+from ..operations.audit import Actor
+from .answers import (
+    JSON,
+    JSON_TYPES,
+    MEDIA_TYPE,
+    ROOT,
+    VERSION,
+    Answer,
+    Refusal,
+    content_type,
+    forbidden,
+    refusal_of,
+    too_many,
+)
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -38,9 +51,11 @@ NOBODY = "anonymous"
 READS = ("GET", "HEAD")
 #: The most addresses whose requests are counted.
 MAX_ADDRESSES = 10_000
-#: What may be asked without a token, and the key of such a request's scope.
+#: What may be asked without a token.
 OPEN = "/health"
-ANONYMOUS = "ojs.anonymous"
+#: The keys of a request's scope for its actor, whom a request without a token has not, and for the headers
+#: that inner layers add to its answer.
+ACTOR, ADDED = "ojs.actor", "ojs.added_headers"
 #: The header that tells the page what its token allows.
 ROLE = "X-OJS-Bridge-Role"
 
@@ -225,6 +240,73 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "OJS-Version": VERSION,
+}
+#: The characters of an Accept header that are read.
+MAX_ACCEPT = 2_000
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+#: A type of these answers in an Accept header, and its weight.
+_ACCEPTED = re.compile(
+    r"(application/(?:openjobspec\+)?json)\s*(?=[;,]|$)(?:[^,]{0,99};\s*q=([01](?:\.[0-9]+)?))?"
+)
+#: The spec's type in answers. The spec's client for Python looks for the text of the other type in it. RFC
+#: 9110 allows a parameter, which a client that does not know it ignores; a slash in it must be quoted.
+BOTH = f'{MEDIA_TYPE}; also="{JSON}"'
+
+
+class Door:
+    """The outermost layer: it adds the headers to every answer, and turns every error into an answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request; the start of a server and a WebSocket pass unchanged."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        asked = Headers(scope=scope)
+        request_id, scope[ROOT] = asked.get("x-request-id", ""), scope.get("root_path", "")
+        if not _REQUEST_ID.fullmatch(request_id):
+            request_id = f"req_{uuid4()}"
+        # The spec wants its own type in every answer (http 4.3), but many clients read plain JSON only.
+        accept = _ACCEPTED.findall(",".join(asked.getlist("accept"))[:MAX_ACCEPT].lower())
+        weights = {name: float(weight or 1) for name, weight in accept}
+        is_ojs = weights.get(MEDIA_TYPE, 0.0) >= max(weights.get(JSON, 0.0), 0.001)
+        media_type = BOTH if is_ojs else JSON
+        added = scope[ADDED] = dict[str, str]()
+        begun = False
+
+        async def headed(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                headers = MutableHeaders(scope=message)
+                headers.update({**HEADERS, **added, "X-Request-Id": request_id})
+                if headers.get("content-type") == MEDIA_TYPE:
+                    headers["Content-Type"] = media_type
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        try:
+            await self._app(scope, receive, headed)
+        except Exception as error:
+            refusal = refusal_of(error, request_id)
+            if begun:
+                raise
+            answer = Answer(refusal.to_ojs(request_id), refusal.status, refusal.headers)
+            await answer(scope, receive, headed)
+
+
 class Guard:
     """Admits requests to the API behind it."""
 
@@ -245,13 +327,10 @@ class Guard:
             and "authorization" not in request.headers
         ):
             access.probes.take(address_of(request))
-            scope[ANONYMOUS] = True
-            await self._app(scope, receive, send)
-            return
-        headers, actor = access.admit(request)
-        scope[ADDED].update(headers)
-        with acting(actor):
-            await self._app(scope, receive, send)
+        else:
+            headers, scope[ACTOR] = access.admit(request)
+            scope[ADDED].update(headers)
+        await self._app(scope, receive, send)
 
 
 def address_of(request: Request) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -23,9 +22,9 @@ from ..operations.replaying import Bulk
 from ..rules.fingerprint import is_fingerprint
 from ..rules.job import format_time
 from ..rules.policy import RetryPolicy
-from ..store import EVERYTHING, Filter, Letter, Page, Parked, ParkedPage, Stats, matches
+from ..store import EVERYTHING, Filter, Letter, Page, ParkedPage, Stats, matches
 from . import requests, shapes
-from .answers import invalid, must_exist, not_found
+from .answers import invalid, not_found
 from .operations import Bulks, unconfirmed
 from .requests import (
     EARLIEST,
@@ -154,6 +153,8 @@ LETTERS: list[Operation] = []
 class Letters:
     """Serves the dead letters of a bridge."""
 
+    resource = "dead_letter_job"
+
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
         #: The numbers of the letters.
@@ -261,8 +262,10 @@ class Letters:
     def replay(self, job_id: str, body: ReplayOne) -> shapes.ReplayedJob:
         """Replay a dead letter."""
         override = body.override.changes() if body.override else Override()
-        with self._changing(job_id):
+        try:
             letter, job = self._bridge.dead_letters.replay_with(job_id, override)
+        finally:
+            self.changed()
         replayed: shapes.Replayed = {
             "id": job.id,
             "type": letter.type,
@@ -279,26 +282,18 @@ class Letters:
     @answers(LETTERS, "GET", "/dead-letter/{id}")
     def get(self, job_id: str) -> shapes.LetterDetail:
         """Get a dead letter, its whole history and the delays that its policy asks for."""
-        with must_exist("dead_letter_job", job_id, self._bridge.dead_letters.get):
-            letter = self._bridge.dead_letters.get(job_id)
+        letter = self._bridge.dead_letters.get(job_id)
         return cast(shapes.LetterDetail, {**letter.to_ojs(), "schedule": _schedule(letter)})
 
     @answers(LETTERS, "DELETE", "/admin/dead-letter/{id}", empty=True)
     @answers(LETTERS, "DELETE", "/dead-letter/{id}")
     def delete(self, job_id: str) -> shapes.Deleted:
         """Delete a dead letter."""
-        with self._changing(job_id):
-            letter = self._bridge.dead_letters.delete(job_id)
-        return {"deleted": True, "job_id": letter.id}
-
-    @contextmanager
-    def _changing(self, letter_id: str) -> Iterator[None]:
-        """Refuse a letter that is not there, or is claimed, and forget the counts after a change."""
         try:
-            with must_exist("dead_letter_job", letter_id, self._bridge.dead_letters.get):
-                yield
+            letter = self._bridge.dead_letters.delete(job_id)
         finally:
-            self.counts.forget()
+            self.changed()
+        return {"deleted": True, "job_id": letter.id}
 
 
 def _by_body(query: Asked, body: Purge | Older) -> bool:
@@ -327,6 +322,8 @@ RETRIES: list[Operation] = []
 class Retries:
     """Serves the parked retries of a bridge."""
 
+    resource = "parked_retry"
+
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
 
@@ -350,28 +347,18 @@ class Retries:
     @answers(RETRIES, "POST", "/retries/{id}/run")
     def run(self, job_id: str) -> shapes.ParkedJob:
         """Make a parked retry due now; a worker's scheduler publishes it."""
-        parked = self._parked(job_id)
-        with must_exist("parked_retry", job_id, self._bridge.retries.get):
-            self._bridge.retries.run(parked.id)
-        return {"job": {**_shown(parked), "next_retry_at": format_time(self._bridge.engine.now())}}
+        parked = self.get(job_id)
+        self._bridge.retries.run(parked["id"])
+        return {"job": {**parked, "next_retry_at": format_time(self._bridge.engine.now())}}
 
     @answers(RETRIES, "GET", "/retries/{id}")
     def get(self, job_id: str) -> shapes.Parked:
         """Get a parked retry."""
-        return _shown(self._parked(job_id))
+        return cast(shapes.Parked, self._bridge.retries.get(job_id).to_ojs())
 
     @answers(RETRIES, "DELETE", "/retries/{id}")
     def cancel(self, job_id: str) -> shapes.Deleted:
         """Delete a parked retry: its job never runs again."""
-        parked = self._parked(job_id)
-        with must_exist("parked_retry", job_id, self._bridge.retries.get):
-            self._bridge.retries.cancel(parked.id)
-        return {"deleted": True, "job_id": parked.id}
-
-    def _parked(self, job_id: str) -> Parked:
-        with must_exist("parked_retry", job_id, self._bridge.retries.get):
-            return self._bridge.retries.get(job_id)
-
-
-def _shown(parked: Parked) -> shapes.Parked:
-    return cast(shapes.Parked, parked.to_ojs())
+        parked_id = self._bridge.retries.get(job_id).id
+        self._bridge.retries.cancel(parked_id)
+        return {"deleted": True, "job_id": parked_id}

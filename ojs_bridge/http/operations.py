@@ -18,7 +18,7 @@ from ..operations.operation import ON_RETRIES, Action, Operation, action_from_js
 from ..operations.replaying import Bulk
 from ..rules.job import format_time
 from . import shapes
-from .answers import Answer, Refusal, invalid, must_exist, too_many
+from .answers import Answer, Refusal, invalid, too_many
 from .requests import Begin, DiedQuery, Limited
 from .routes import Operation as Route
 from .routes import answers
@@ -41,6 +41,8 @@ class Operations:
 
     An operation goes on when its client goes away. The server carries a few out at a time, each in a thread.
     """
+
+    resource = "operation"
 
     def __init__(self, bridge: Bridge, changed: Callable[[], object]) -> None:
         self._bridge = bridge
@@ -86,7 +88,6 @@ class Operations:
     @answers(OPERATIONS, "POST", "/operations/{id}/resume")
     def resume(self, job_id: str) -> shapes.BulkOperation:
         """Resume an operation that was stopped, interrupted or failed."""
-        self._get(job_id)
         try:
             return self._carried_out(lambda: self._bridge.operations.resume(job_id))
         except NotResumable as error:
@@ -95,7 +96,6 @@ class Operations:
     @answers(OPERATIONS, "GET", "/operations/{id}/dead-letters")
     def died_again(self, job_id: str, query: DiedQuery) -> shapes.DiedAgain:
         """List the dead letters of jobs that a replay has sent, the newest death first."""
-        self._get(job_id)
         try:
             letters, more = self._bridge.operations.died_again(job_id, limit=query.limit, cursor=query.cursor)
         except ValueError as error:
@@ -115,17 +115,12 @@ class Operations:
     @answers(OPERATIONS, "GET", "/operations/{id}")
     def get(self, job_id: str) -> shapes.BulkOperation:
         """Get a bulk operation and its progress."""
-        return _shown(self._get(job_id))
+        return _shown(self._bridge.operations.get(job_id))
 
     @answers(OPERATIONS, "DELETE", "/operations/{id}")
     def stop(self, job_id: str) -> shapes.BulkOperation:
         """Ask an operation to stop; its letters that are not done stay."""
-        self._get(job_id)
         return _shown(self._bridge.operations.stop(job_id))
-
-    def _get(self, operation_id: str) -> Operation:
-        with must_exist("operation", operation_id, self._bridge.operations.get):
-            return self._bridge.operations.get(operation_id)
 
     def _carried_out(self, begin: Callable[[], Operation]) -> shapes.BulkOperation:
         """Begin an operation, and have a thread carry it out; raises Refusal when no thread is free."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
 from anyio import move_on_after
 from pydantic import ValidationError
@@ -21,11 +21,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..errors import InvalidRetryPolicy
-from ..operations.audit import give_reason
+from ..errors import InvalidRetryPolicy, NotFound
+from ..operations.audit import acting
 from ..operations.letters import problem_of
 from . import shapes
-from .answers import JSON_TYPES, Answer, Refusal, content_type, invalid
+from .answers import JSON_TYPES, Answer, Refusal, content_type, invalid, missing
+from .guarding import ACTOR
 from .requests import Asked, Change
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,7 +43,8 @@ class Operation:
 
     The function is given what its parameters name: `job_id` is the id in the path, `query` and `body` are
     models, and `request` is the request. It runs in a thread. A coroutine function, for `many` letters,
-    returns its own response. Of an `empty` answer only the status 204 is sent.
+    returns its own response. Of an `empty` answer only the status 204 is sent. Where it raises NotFound, its
+    object says the `resource`, and its `get` tells an entry that is in hand elsewhere from one that is gone.
     """
 
     method: str
@@ -72,7 +74,7 @@ class Operation:
         model: type[Asked] = get_type_hints(self.handler).get(part, default)
         return model
 
-    def route(self, served: object, *middleware: Middleware) -> Route:
+    def route(self, served: Any, *middleware: Middleware) -> Route:
         """Return the route to the handler, a method of an object; an id may have slashes."""
         path = self.path.replace("{id}", "{id:path}")
         models = self.model("query"), self.model("body")
@@ -80,21 +82,22 @@ class Operation:
             path, partial(self._answer, served, *models), methods=[self.method], middleware=middleware
         )
 
-    async def _answer(
-        self, served: object, query: type[Asked], body: type[Asked], request: Request
-    ) -> Response:
-        given = {"request": request, "job_id": request.path_params.get("id")}
-        given["query"] = read_query(request, query)
+    async def _answer(self, served: Any, query: type[Asked], body: type[Asked], request: Request) -> Response:
+        job_id: Any = request.path_params.get("id")
+        actor: Any = request.scope.get(ACTOR)
+        given = {"request": request, "job_id": job_id, "query": read_query(request, query)}
         if self.method != "GET":
             given["body"] = asked = await read_body(request, body)
-            # The actor of this request has it until the request ends.
-            give_reason(getattr(asked, "reason", None))
+            actor = replace(actor, reason=getattr(asked, "reason", None) or "")
         taken = inspect.signature(self.handler).parameters
         call = partial(self.handler, served, **{name: given[name] for name in given if name in taken})
-        if self.many:
-            response: Response = await call()
-            return response
-        answer = await run_in_threadpool(call)
+        with acting(actor):
+            if self.many:
+                return cast(Response, await call())
+            try:
+                answer = await run_in_threadpool(call)
+            except NotFound as error:
+                raise await run_in_threadpool(missing, served.resource, job_id, served.get, error) from None
         return Response(status_code=204) if self.empty else Answer(answer)
 
 

@@ -72,19 +72,13 @@ _ACTOR: ContextVar[Actor | None] = ContextVar("ojs_bridge_actor", default=None)
 
 
 @contextmanager
-def acting(actor: Actor) -> Iterator[None]:
-    """Name an actor for what this thread or task does within the block."""
+def acting(actor: Actor | None) -> Iterator[None]:
+    """Name an actor for what this thread or task does within the block; None is the user of this process."""
     before = _ACTOR.set(actor)
     try:
         yield
     finally:
         _ACTOR.reset(before)
-
-
-def give_reason(reason: str | None) -> None:
-    """Give the current actor a reason, until the end of its `acting`."""
-    if reason:
-        _ACTOR.set(replace(Actor.current(), reason=reason))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from ..engine.storage_retry import pause
 from ..errors import ConfigurationError, InvalidRetryPolicy, Unreachable
 from ..rules.job import Job, encode, entries_of
 from ..rules.notations import duration_at, read_duration
-from ..rules.policy import RetryPolicy, known_words, partial_to_ojs
+from ..rules.policy import RetryPolicy, fields_of, known_words
 from ..store import Filter, Letter
 from .audit import uninterrupted
 from .letters import CLAIM_SECONDS, READ, every_page
@@ -89,10 +89,11 @@ def send(context: Context, letter: Letter, override: Override, operation: str = 
     for which it is sent, if any.
     """
     publisher, job, store = publisher_of(context, letter), job_of(letter), context.store
-    retry = {**(job.retry or {}), **partial_to_ojs(override.retry)} or None
+    retry = job.retry
     if override.retry is not None:
+        retry = {**(job.retry or {}), **fields_of(override.retry)}
         try:
-            RetryPolicy.merge(known_words(retry or {}))
+            RetryPolicy.merge(known_words(retry))
         except InvalidRetryPolicy as error:
             # The override does not go with the job's own policy.
             raise error.under("retry") from None
@@ -198,8 +199,9 @@ class _Pace:
 
 def job_of(letter: Letter) -> Job:
     """Return the job of a letter, as it ended."""
+    job_id = letter.job_id
     return Job(
-        id=letter.job_id,
+        id=job_id,
         type=letter.type,
         queue=letter.queue,
         attempt=letter.attempt,
@@ -208,7 +210,7 @@ def job_of(letter: Letter) -> Job:
         created_at=letter.created_at,
         replay_count=letter.replay_count,
         fence=max(letter.fence, letter.attempt - 1),
-        chain=letter.key.removeprefix(letter.job_id).removeprefix("#"),
+        chain=letter.key.removeprefix(job_id).removeprefix("#"),
     )
 
 
