@@ -83,7 +83,7 @@ def _fill(url: str, count: int) -> None:
     bridge.store.prepare()
     if not url.startswith("postgresql"):
         for letter in _letters(count):
-            bridge.store.bury(letter)
+            bridge.store.letters.bury(letter)
         return
     import sqlalchemy as sa
 
@@ -135,7 +135,7 @@ def _replays(framework: str, store: str, broker: str) -> float:
     messages = _messages(framework, bridge, broker)
     assert bridge.store is not None
     for n, message in enumerate(messages):
-        bridge.store.bury(
+        bridge.store.letters.bury(
             _letter(f"{framework}-{n}", "work", "work", framework, dict(message), 10_000_000 + n)
         )
     begun = time.perf_counter()

@@ -228,7 +228,7 @@ def of_worker(s: State, i: int, w: Worker, rules: Rules) -> Iterator[Step]:
             yield f"{i} receives {msg.fence}", False, t, ""
         return
     holds = s.rec == Rec(m.fence, i)
-    if holds and not w.cut and pc in LIVE and any(other.sure for other in s.workers):  # `Store.clear`
+    if holds and not w.cut and pc in LIVE and any(other.sure for other in s.workers):  # `ReservedRuns.clear`
         yield f"{i} ends the suspicion, and extends {m.fence}", False, extend(s, i, rules), ""
     if pc == "got" and not w.cut:
         yield from reserve(s, i, w, m, rules)

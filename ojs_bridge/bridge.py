@@ -160,7 +160,7 @@ class Bridge:
         and StoreError.
         """
         store, where = self.engine.context.store_for("counts by state"), Filter(queue)
-        return {"retryable": store.count_parked(where), "discarded": store.count(where)}
+        return {"retryable": store.parked.count(where), "discarded": store.letters.count(where)}
 
     def rates(
         self,
@@ -190,7 +190,8 @@ class Bridge:
             context = self.engine.context
             self._beat = Beat(context, framework, queues)
             self._scheduler = self._scheduler_type(
-                self.store,
+                self.store.parked,
+                self.store.reservations,
                 context.publishers,
                 context.clock,
                 self.engine.give_up,

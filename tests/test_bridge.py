@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,7 @@ from ojs_bridge.engine.runs import Postpone, Refuse, Run
 from ojs_bridge.errors import InvalidState
 from ojs_bridge.rules.decision import Complete, DeadLettered
 from ojs_bridge.rules.failures import Failure
-from ojs_bridge.rules.job import MAX_COUNT, ErrorEntry, Job, PlacedEntry, decode
-from ojs_bridge.store import Store
+from ojs_bridge.rules.job import MAX_COUNT, ErrorEntry, Job, decode
 from tests.lives import FRAMEWORK, KEEP, attempt, bridge_with_outbox, live_and_die
 
 JOB = Job("j-1", "billing.charge", "default")
@@ -280,38 +278,22 @@ def test_an_entry_that_is_cut_is_marked_and_kept_whole(url: str) -> None:
     assert [entry.get("cut") for entry in carried] == [True] * 4
     assert all(len(entry["message"]) < len(BIG) for entry in carried)
     assert bridge.store is not None
-    kept = bridge.store.kept_errors("j-1")
+    kept = bridge.store.letters.kept_errors("j-1")
     assert [(place, entry["message"]) for place, entry in kept] == [(n, f"{BIG} {n + 1}") for n in range(4)]
 
 
-def test_what_fits_is_neither_marked_nor_kept(url: str) -> None:
+def test_what_fits_is_neither_marked_nor_kept(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bridge does not even ask the store."""
-    bridge = Bridge(Untouchable(url), {**KEEP, "max_attempts": 50})
+    bridge = Bridge(url, {**KEEP, "max_attempts": 50})
+    assert bridge.store is not None
+    for name in ("keep_errors", "kept_errors", "forget_errors"):
+        monkeypatch.setattr(bridge.store.letters, name, pytest.fail)
     job, text = state_after(bridge, 10, "small")
     assert "cut" not in text
     run = bridge.engine.admit(job, job, bridge.engine.task())
     assert isinstance(run, Run)
     bridge.engine.settling.settle(run, Complete())
     bridge.engine.settling.settle(run, bridge.engine.judge(run, Discard("a.b")))
-
-
-class Untouchable(Store):
-    """A store that must not be touched."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def keep_errors(self, job_id: str, entries: Sequence[PlacedEntry]) -> None:
-        """Must not be called."""
-        raise AssertionError(entries)
-
-    def kept_errors(self, job_id: str) -> list[PlacedEntry]:
-        """Must not be called."""
-        raise AssertionError(job_id)
-
-    def forget_errors(self, job_id: str) -> None:
-        """Must not be called."""
-        raise AssertionError(job_id)
 
 
 @pytest.mark.requirement("DLQ-002")
@@ -327,7 +309,7 @@ def test_a_dead_letter_has_every_entry_whole(url: str, failures: int, message: s
     ]
     assert not any("cut" in entry for entry in errors)
     assert bridge.store is not None
-    assert bridge.store.kept_errors("j-1") == []
+    assert bridge.store.letters.kept_errors("j-1") == []
 
 
 @pytest.mark.requirement("DLQ-002")
@@ -372,13 +354,13 @@ def test_a_job_that_ends_leaves_nothing_in_the_store(
     bridge, _ = bridge_with_outbox(url, retry={**KEEP, "max_attempts": 50})
     job, _ = state_after(bridge, failures, message)
     assert bridge.store is not None
-    assert bridge.store.kept_errors("j-1")
-    bridge.store.keep_errors("j-2", [(0, {})])
+    assert bridge.store.letters.kept_errors("j-1")
+    bridge.store.letters.keep_errors("j-2", [(0, {})])
     run = bridge.engine.admit(job, job, bridge.engine.task())
     assert isinstance(run, Run)
     bridge.engine.settling.settle(run, bridge.engine.judge(run, raised))
-    assert bridge.store.kept_errors("j-1") == []
-    assert bridge.store.kept_errors("j-2") == [(0, {})]
+    assert bridge.store.letters.kept_errors("j-1") == []
+    assert bridge.store.letters.kept_errors("j-2") == [(0, {})]
 
 
 def test_a_store_out_of_reach_stops_no_retry(url: str, caplog: pytest.LogCaptureFixture) -> None:

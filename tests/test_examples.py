@@ -50,7 +50,7 @@ def test_the_shop(shop: Path, valkey_url: str) -> None:
     store = open_store(f"sqlite:///{shop}/dead-letters.db")
 
     def letters() -> Counter[tuple[str, str]]:
-        page = store.list(Filter(), limit=100, cursor=None)
+        page = store.letters.list(Filter(), limit=100, cursor=None)
         return Counter((letter.type.removeprefix("shop."), letter.error_type) for letter in page.letters)
 
     stolen, unreachable = ("charge", "payment.card_stolen"), ("sync_crm", "external.unreachable")

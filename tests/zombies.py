@@ -32,7 +32,7 @@ DROPPED = "was taken for lost before it ended; what it says now is dropped"
 def take_over(store: Store, job_id: str) -> None:
     """Take the first run of a job over, as a worker that is killed at once."""
     now = datetime.now(timezone.utc)
-    answer = store.reserve(
+    answer = store.reservations.reserve(
         Reservation(job_id, 0),
         publication="",
         holder="a worker that is gone",

@@ -199,10 +199,11 @@ def _limits(place: Place, max_age: str | None, max_count: int | None) -> Retenti
 
 def _excess(place: Place, retention: Retention) -> int:
     """Return the number of letters that exceed a retention."""
-    now, excess = place.bridge.engine.now(), 0
+    engine, excess = place.bridge.engine, 0
+    now, letters = engine.now(), engine.context.store_for("dead letters").letters
     for where, limits in retention.rules():
-        old = place.kept.count(replace(where, until=now - limits.age))
-        excess += max(old, place.kept.count(where) - limits.max_count)
+        old = letters.count(replace(where, until=now - limits.age))
+        excess += max(old, letters.count(where) - limits.max_count)
     return excess
 
 

@@ -27,7 +27,7 @@ from ..bridge import Bridge
 from ..config.settings import layered
 from ..errors import ConfigurationError, InvalidRetryPolicy, StoreError
 from ..operations.retention import Retention
-from ..store import Store, without_password
+from ..store import without_password
 
 #: The app of `celery -A proj`, when a command runs under it.
 CELERY_APP: ContextVar[Any] = ContextVar("CELERY_APP", default=None)
@@ -109,11 +109,6 @@ class Place:
                 f"--app MODULE:APP, or {APP}"
             )
         return self.bridge
-
-    @property
-    def kept(self) -> Store:
-        """The store itself."""
-        return self.bridge.engine.context.store_for("dead letters")
 
     @property
     def in_namespace(self) -> str:

@@ -114,7 +114,9 @@ def _store(given: Given, namespace: str, reservation: timedelta) -> Store | None
         patience = min(max(reservation.total_seconds() / 3, 2.0), PATIENCE_SECONDS)
         return open_store(store, namespace, patience=patience)
     # A store may delegate with __getattr__, which isinstance does not see on Python 3.12.
-    if store is None or all(hasattr(store, name) for name in ("bury", "park", "reserve")):
+    if store is None or all(
+        hasattr(store, name) for name in ("letters", "parked", "reservations", "documents")
+    ):
         return cast("Store | None", store)
     shown = without_password(repr(store))
     raise ConfigurationError(f"{given.place}: {shown} is neither a URL such as sqlite:///ojs.db nor a store")

@@ -41,13 +41,13 @@ class Settling:
         reservation: timedelta,
         park_after: timedelta,
     ) -> None:
-        self._store = context.store
+        self._documents = context.store.documents if context.store else None
         self._now = context.clock
         self._keeping = keeping
         self._events = context.events
         self._instruments = context.instruments
         self._surely_held = min(reservation, SUSPICION).total_seconds()
-        self._rates = Rates(context.store, context.clock, park_after) if context.store else None
+        self._rates = Rates(context.store.documents, context.clock, park_after) if context.store else None
         self._reservations = reservations
 
     def start(self) -> None:
@@ -110,9 +110,9 @@ class Settling:
 
     def tell_operation(self, job: Job, decision: Decision | None) -> None:
         """Write what became of a job that a bulk operation has sent; None is the beginning of a run."""
-        if self._store is not None:
+        if self._documents is not None:
             for fate in fates_of(job, decision, self._now()):
-                harmless(job, self._store.write_document, fate)
+                harmless(job, self._documents.write, fate)
 
     def release(self, run: Run) -> None:
         """Release the reservation of a run that this process does not end; never raises."""

@@ -57,10 +57,12 @@ class Engine:
         #: Returns the time, in UTC.
         self.now = context.clock
         self.instruments = context.instruments
+        store = context.store
         self.reservations = Reservations(
-            *(context.store, context.storage_retry, reservation, context.clock),
+            *(store.reservations if store else None, context.storage_retry, reservation, context.clock),
             fail_open=fail_open,
-            settle_behind=settle_behind,
+            # A store in memory is a test's, which has one thread.
+            settle_behind=settle_behind and not (store and store.is_in_memory),
             out_of_reach=out_of_reach,
         )
         self.keeping = Keeping(context, self.reservations, park_after)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StoreError, Unstorable
-from ..store import KEEP, Reservation, Settle, Store
+from ..store import KEEP, Reservation, ReservedRuns, Settle
 from .threads import keep_going, starting
 
 logger = logging.getLogger("ojs_bridge")
@@ -120,7 +120,7 @@ class Heartbeat:
 
     def __init__(
         self,
-        store: Store,
+        store: ReservedRuns,
         length: timedelta,
         clock: Callable[[], datetime],
         out_of_reach: timedelta = SUSPICION,

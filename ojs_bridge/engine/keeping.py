@@ -52,7 +52,7 @@ class Keeping:
         header = encode(job, history=self._history, budget=self._budget)
         if header.left_out and self.store and not ended:
             try:
-                self.store.keep_errors(job.letter_id, header.left_out)
+                self.store.letters.keep_errors(job.letter_id, header.left_out)
             except StoreError:
                 logger.exception(
                     "job %s: %d entries of its error history are not kept", job, len(header.left_out)
@@ -73,9 +73,9 @@ class Keeping:
             return job.errors
         carried = {job.errors_dropped + index: entry for index, entry in enumerate(job.errors)}
         whole = {place: entry for place, entry in carried.items() if not is_cut(entry)}
-        kept = dict(self.store.kept_errors(job.letter_id))
+        kept = dict(self.store.letters.kept_errors(job.letter_id))
         length = job.errors_dropped + len(job.errors)
-        if len(kept) + len(whole) < length and (earlier := self.store.get(job.letter_id)):
+        if len(kept) + len(whole) < length and (earlier := self.store.letters.get(job.letter_id)):
             # This job has ended before; its delivery came again because it was not acknowledged in time. The
             # letter of another job under its id has none of its errors.
             times = {entry.get("timestamp") for entry in job.errors}
@@ -87,7 +87,7 @@ class Keeping:
     def forget(self, job: Job) -> None:
         """Delete the errors that the store keeps of a job that has ended; raises StoreError."""
         if self.store and _is_kept_elsewhere(job):
-            self.store.forget_errors(job.letter_id)
+            self.store.letters.forget_errors(job.letter_id)
 
     def is_buried(
         self,
@@ -134,13 +134,13 @@ class Keeping:
         policy = begun.policy if isinstance(begun, Run) else RetryPolicy()
         errors = self.whole(job)
         letter = letter_of(job, decision, policy, framework, message, errors, at=self._now())
-        earlier = self._retry.run(self.store.get, letter.id)
+        earlier = self._retry.run(self.store.letters.get, letter.id)
         if earlier is None or earlier.is_left_by(job._replace(errors=errors), letter.discarded_at):
-            self._write(begun, self.store.bury, letter)
+            self._write(begun, self.store.letters.bury, letter)
             return
         # Another job had this id, and the store has forgotten its run.
         own = replace(letter, id=job._replace(errors=errors).own_letter_id)
-        self._write(begun, self.store.bury, own)
+        self._write(begun, self.store.letters.bury, own)
         harmless(job, self.forget, job)
 
     def parks(self, at: datetime) -> bool:
@@ -173,7 +173,7 @@ class Keeping:
             state=onward.header.state,
             message=message,
         )
-        self._write(begun, self.store.park, parked)
+        self._write(begun, self.store.parked.park, parked)
 
     def _write(
         self, begun: Run | Refuse | Postpone, write: Callable[[T, Settle | None], bool], record: T

@@ -20,7 +20,7 @@ from ..errors import StoreError, Unstorable
 from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
 from ..rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH
 from ..rules.job import Job, parse_time
-from ..store import BOUNDS, SECONDS, Rate, Store
+from ..store import BOUNDS, SECONDS, Documents, Rate
 from .threads import keep_going, starting
 
 logger = logging.getLogger("ojs_bridge")
@@ -42,8 +42,8 @@ class Rates:
     A thread of the process writes what was counted. A forked child has a thread of its own.
     """
 
-    def __init__(self, store: Store, clock: Callable[[], datetime], soon: timedelta) -> None:
-        self._store, self._clock, self._soon = store, clock, soon
+    def __init__(self, documents: Documents, clock: Callable[[], datetime], soon: timedelta) -> None:
+        self._documents, self._clock, self._soon = documents, clock, soon
         #: The process whose thread runs.
         self._pid = 0
         self._over = threading.Event()
@@ -61,7 +61,7 @@ class Rates:
             if self._pid == os.getpid():
                 return
             self._ended, self._over = deque(maxlen=MAX_ENDED), threading.Event()
-            sums = Sums(self._store, self._clock, self._soon, self._ended)
+            sums = Sums(self._documents, self._clock, self._soon, self._ended)
             self._thread = keep_going("ojs-rates", partial(self._keep_writing, sums, self._over))
             self._pid = os.getpid()
 
@@ -84,12 +84,12 @@ class Sums:
 
     def __init__(
         self,
-        store: Store,
+        documents: Documents,
         clock: Callable[[], datetime],
         soon: timedelta,
         ended: deque[tuple[Job, Decision, float]],
     ) -> None:
-        self._store, self._clock, self._soon, self._ended = store, clock, soon, ended
+        self._documents, self._clock, self._soon, self._ended = documents, clock, soon, ended
         self._counts: dict[Key, list[int]] = {}
         self._writer, self._number = uuid4().hex, 0
         self._batch: list[Rate] = []
@@ -111,7 +111,7 @@ class Sums:
         if not self._batch:
             self._batch, self._counts = [*map(_rate, self._counts, self._counts.values())], {}
             self._number += 1
-        self._store.record_rates(self._batch, self._writer, self._number)
+        self._documents.record_rates(self._batch, self._writer, self._number)
         self._batch = []
 
     def _add_up(self) -> None:

@@ -19,7 +19,7 @@ from ..errors import StoreError, Unstorable
 from ..rules.decision import RetryAt, decide
 from ..rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure, Snoozed
 from ..rules.job import Job
-from ..store import KEEP, Grant, Reservation, ReserveAnswer, Settle, Store, from_ms, to_ms
+from ..store import KEEP, Grant, Reservation, ReserveAnswer, ReservedRuns, Settle, from_ms, to_ms
 from .behind import Behind
 from .heartbeat import SUSPICION, Heartbeat, was_held_by
 from .runs import Drop, Lost, Postpone, Run
@@ -76,7 +76,7 @@ class Reservations:
 
     def __init__(
         self,
-        store: Store | None,
+        store: ReservedRuns | None,
         retry: StorageRetry,
         length: timedelta,
         clock: Callable[[], datetime],
@@ -86,10 +86,7 @@ class Reservations:
         out_of_reach: timedelta = SUSPICION,
     ) -> None:
         self._store = store
-        self._behind: Behind | None = None
-        # A store in memory is a test's, which has one thread.
-        if settle_behind and store and not store.is_in_memory:
-            self._behind = Behind(store.settle_all, was_lost)
+        self._behind = Behind(store.settle_all, was_lost) if settle_behind and store else None
         #: Whether many successes are settled in one step, and none behind its job.
         self.settles_together = store is not None and self._behind is None
         #: Extends the reservations of the runs that go on; None without a store.
@@ -141,7 +138,7 @@ class Reservations:
         return self._refused(reserved, answer, left)
 
     def _next_of_its_id(
-        self, store: Store, heart: Heartbeat, job: Job, publication: str, wait: Wait | None
+        self, store: ReservedRuns, heart: Heartbeat, job: Job, publication: str, wait: Wait | None
     ) -> tuple[Job, ReserveAnswer]:
         """Ask for a job whose id a user has sent before: it gets a chain of its own.
 
@@ -361,7 +358,7 @@ class Reservations:
 
     def _ask(
         self,
-        store: Store,
+        store: ReservedRuns,
         heart: Heartbeat,
         wanted: Reservation,
         publication: str,

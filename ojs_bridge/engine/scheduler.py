@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from ..errors import StoreError, Unpublishable, Unreachable
 from ..rules.job import format_time
-from ..store import Grant, Parked, Reservation, Settle, Store
+from ..store import Grant, Parked, ParkedJobs, Reservation, ReservedRuns, Settle
 from .runs import Publisher
 from .storage_retry import POLLING, Outage, StorageRetry
 from .threads import BetweenForks, keep_going
@@ -56,7 +56,11 @@ def reservation_at(name: str, period: timedelta, now: datetime) -> Reservation:
 
 
 def once_a_period(
-    store: Store, name: str, period: timedelta, clock: Callable[[], datetime], chore: Callable[[], T]
+    reservations: ReservedRuns,
+    name: str,
+    period: timedelta,
+    clock: Callable[[], datetime],
+    chore: Callable[[], T],
 ) -> T | None:
     """Do a chore; return None if another worker has done it in this period, or is doing it.
 
@@ -65,11 +69,13 @@ def once_a_period(
     """
     now, holder = clock(), uuid.uuid4().hex
     reservation, until = reservation_at(name, period, now), now + 2 * period
-    asked = store.reserve(reservation, publication="", holder=holder, mark=holder, now=now, until=until)
+    asked = reservations.reserve(
+        reservation, publication="", holder=holder, mark=holder, now=now, until=until
+    )
     if asked.grant not in (Grant.TAKEN, Grant.LOST):
         return None
     done = chore()
-    store.settle(Settle(reservation, holder, until))
+    reservations.settle(Settle(reservation, holder, until))
     return done
 
 
@@ -80,7 +86,8 @@ class Scheduler:
     `give_up` is called with a retry whose message cannot be published, and keeps it in another way.
     """
 
-    store: Store
+    parked: ParkedJobs
+    reservations: ReservedRuns
     publishers: Mapping[str, Publisher]
     clock: Callable[[], datetime]
     give_up: Callable[[Parked, Exception], None]
@@ -110,7 +117,7 @@ class Scheduler:
     def publish_due(self, framework: str, publisher: Publisher) -> int:
         """Publish one batch of due retries and return its size; raises StoreError and Unreachable."""
         now, ends = self.clock(), time.monotonic() + CLAIM.total_seconds() / 2
-        due = self.store.claim_due(framework, now=now, until=now + CLAIM, limit=BATCH)
+        due = self.parked.claim_due(framework, now=now, until=now + CLAIM, limit=BATCH)
         left = deque(due.retries)
         try:
             # After the end of the claim other workers publish the same retries: publish none then.
@@ -123,11 +130,11 @@ class Scheduler:
                         left.popleft()
                 finally:
                     if published:
-                        unpark = partial(self.store.unpark, published, due.claim)
+                        unpark = partial(self.parked.unpark, published, due.claim)
                         self.polling.run(unpark, retry_on=AWAY, wait=self._stop.wait)
         finally:
             if left:
-                self.store.unclaim_parked(tuple(left), due.claim)
+                self.parked.unclaim(tuple(left), due.claim)
         return len(due.retries)
 
     def _publish(self, parked: Parked, publisher: Publisher) -> bool:
@@ -186,7 +193,10 @@ class Scheduler:
 
     def _sweep(self) -> None:
         with suppress(StoreError):
-            while not self._stop.is_set() and self.store.expire_before(self.clock(), limit=SWEEP) == SWEEP:
+            while (
+                not self._stop.is_set()
+                and self.reservations.expire_before(self.clock(), limit=SWEEP) == SWEEP
+            ):
                 pass
 
 

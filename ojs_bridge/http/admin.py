@@ -184,7 +184,7 @@ class Admin:
             },
             "conformance_level": 0,
             "protocols": ["http"],
-            "backend": type(self._bridge.store).__name__.removesuffix("Store").lower(),
+            "backend": self._bridge.engine.context.store_for("the HTTP API").backend,
             "capabilities": {"dead_letter": True},
             "extensions": [],
         }

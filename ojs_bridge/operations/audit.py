@@ -23,7 +23,7 @@ from ..engine.events import Event
 from ..errors import BridgeError, StoreError, Unpublishable
 from ..rules.job import format_time
 from ..rules.notations import check_pattern, matches
-from ..store import Document, Store
+from ..store import Document, Documents
 from .letters import page_size
 
 logger = logging.getLogger("ojs_bridge")
@@ -180,7 +180,7 @@ class Audit:
     def end(self, record_id: str, outcome: str, count: int) -> None:
         """Change the record of an operation that has ended; the log has what cannot be written."""
         try:
-            document = self._store.get_document(KIND, record_id)
+            document = self._documents.get(KIND, record_id)
         except StoreError as error:
             logger.warning("record %s: the action is %s, count %d; %s", record_id, outcome, count, error)
             document = None
@@ -207,7 +207,7 @@ class Audit:
         size = limit if who is None and action is None else _PAGE
         records: list[Record] = []
         for _ in range(-(-LOOK_THROUGH // size)):
-            page = self._store.list_documents(KIND, limit=size, cursor=cursor)
+            page = self._documents.list(KIND, limit=size, cursor=cursor)
             for n, document in enumerate(page.documents, 1):
                 record = _read(document)
                 if since is not None and record.at < since:
@@ -216,7 +216,7 @@ class Audit:
                     records.append(record)
                 if len(records) == limit and n < len(page.documents):
                     # Only the store makes cursors.
-                    after = self._store.list_documents(KIND, limit=n, cursor=cursor).next_cursor
+                    after = self._documents.list(KIND, limit=n, cursor=cursor).next_cursor
                     return RecordPage(tuple(records), after)
             cursor = page.next_cursor
             if cursor is None or len(records) == limit:
@@ -228,7 +228,7 @@ class Audit:
         store, why = self._context.store, "there is no store"
         try:
             if store is not None:
-                store.write_document(Document(KIND, record.id, record.at, body, revision))
+                store.documents.write(Document(KIND, record.id, record.at, body, revision))
                 return
         except StoreError as error:
             why = str(error)
@@ -236,8 +236,8 @@ class Audit:
             logger.warning("an operator's action is not on record: %s: %s", why, json.dumps(record.to_ojs()))
 
     @property
-    def _store(self) -> Store:
-        return self._context.store_for("audit records")
+    def _documents(self) -> Documents:
+        return self._context.store_for("audit records").documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,20 +270,20 @@ class Marks:
             raise ValueError(f"at: {at!r} must be a time with a zone")
         at = at or self._context.clock()
         mark = Mark(f"mark-{secrets.token_hex(6)}", at, text, Actor.current().name)
-        store = self._store
+        documents = self._documents
         with self._audit.recording("mark.add", mark=mark.id, text=text, at=format_time(at)):
-            store.write_document(Document(MARK, mark.id, at, {"text": text, "by": mark.by}))
+            documents.write(Document(MARK, mark.id, at, {"text": text, "by": mark.by}))
         return mark
 
     def list(self, *, since: datetime | None = None, limit: int = 100) -> Sequence[Mark]:
         """Return the newest marks, of `since` or later; raises ValueError for a limit outside 1 to 1000."""
-        documents = self._store.list_documents(MARK, limit=page_size(limit), cursor=None).documents
+        documents = self._documents.list(MARK, limit=page_size(limit), cursor=None).documents
         marks = (Mark(one.id, one.at, str(one.body["text"]), str(one.body["by"])) for one in documents)
         return tuple(mark for mark in marks if since is None or mark.at >= since)
 
     @property
-    def _store(self) -> Store:
-        return self._context.store_for("marks")
+    def _documents(self) -> Documents:
+        return self._context.store_for("marks").documents
 
 
 def _read(document: Document) -> Record:

@@ -62,7 +62,7 @@ class BrokerLetters:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._store = context.store
+        self._letters = context.store.letters if context.store else None
         self._audit = Audit(context)
 
     def list(
@@ -123,8 +123,8 @@ class BrokerLetters:
         self._context.emit(deleted(job_of(letter), self._context.clock()))
 
     def _forget(self, letter: Letter) -> None:
-        if self._store is not None:
-            self._store.forget_errors(letter.id)
+        if self._letters is not None:
+            self._letters.forget_errors(letter.id)
 
     def _take(self, letter: Letter, then: Callable[[Letter], object]) -> None:
         if not self._context.dead_queues[letter.framework].take(letter, then):
@@ -147,7 +147,7 @@ class BrokerLetters:
 
     def _whole(self, letter: Letter) -> Letter:
         """Return a letter with the errors that its message had no room for, if a store has kept them."""
-        kept = [] if self._store is None else [entry for _, entry in self._store.kept_errors(letter.id)]
+        kept = [] if self._letters is None else [entry for _, entry in self._letters.kept_errors(letter.id)]
         # A shortened entry keeps what tells it from the others of its job.
         whole = {
             (entry.get("replay", 0), entry.get("attempt"), entry.get("timestamp")): entry

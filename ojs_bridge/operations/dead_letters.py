@@ -17,7 +17,7 @@ from ..engine.runs import Changes, Override
 from ..errors import LetterNotFound, StoreError, Unstorable
 from ..rules.job import Job, format_time
 from ..rules.notations import format_duration
-from ..store import EVERYTHING, Claimed, Fields, Filter, Letter, Page, Stats, Store, to_json
+from ..store import EVERYTHING, Claimed, Fields, Filter, Letter, Letters, Page, Stats, to_json
 from .audit import Audit, uninterrupted
 from .groups import Groups, Timeline, timeline
 from .letters import (
@@ -87,7 +87,7 @@ class DeadLetters:
 
     def find(self, letter_id: str) -> Letter | None:
         """Return a dead letter, or None."""
-        letter = self._store.get(letter_id)
+        letter = self._letters.get(letter_id)
         return None if letter is None else self._shown(letter)
 
     def id_of(self, text: str) -> str:
@@ -96,7 +96,7 @@ class DeadLetters:
         The text has four characters at least. Without such an id it is returned as it is. Raises ValueError
         that names the ids, where there are several.
         """
-        return text if self._store.get(text) else only_id(text, self._store.letters_beginning)
+        return text if self._letters.get(text) else only_id(text, self._letters.ids_beginning)
 
     @uninterrupted()
     def replay(self, letter_id: str, **changes: Unpack[Changes]) -> Job:
@@ -119,10 +119,10 @@ class DeadLetters:
             try:
                 job = send(self._context, letter, override)
             except BaseException:
-                self._store.unclaim([whole_id], claimed.claim)
+                self._letters.unclaim([whole_id], claimed.claim)
                 raise
             # A letter that stays is published twice, unless it is a new one: the job may have died again.
-            self._context.storage_retry.run(self._store.delete, [whole_id], claimed.claim)
+            self._context.storage_retry.run(self._letters.delete, [whole_id], claimed.claim)
             self._replayed(job)
         return letter, job
 
@@ -159,20 +159,19 @@ class DeadLetters:
         claimed, whole_id = self._claim(letter_id)
         with self._audit.recording("dead_letter.delete", ids=[whole_id]):
             letter = _only(claimed, whole_id)
-            self._store.forget_errors(whole_id)
-            if not self._store.delete([whole_id], claimed.claim):
+            self._letters.forget_errors(whole_id)
+            if not self._letters.delete([whole_id], claimed.claim):
                 raise LetterNotFound(f"dead letter {whole_id!r} was replayed, and its job has died again")
         self._context.emit(deleted(job_of(letter), self._clock()))
         return letter
 
     def _claim(self, letter_id: str) -> tuple[Claimed, str]:
         """Claim a letter, or the only one of a job; return its id. Raises LetterNotFound if there is none."""
-        store = self._store
-        claimed = store.claim([letter_id], now=self._clock(), seconds=CLAIM_SECONDS)
+        claimed = self._letters.claim([letter_id], now=self._clock(), seconds=CLAIM_SECONDS)
         if not claimed.letters:
             letter_id, asked = self._get(letter_id).id, letter_id
             if letter_id != asked:
-                claimed = store.claim([letter_id], now=self._clock(), seconds=CLAIM_SECONDS)
+                claimed = self._letters.claim([letter_id], now=self._clock(), seconds=CLAIM_SECONDS)
         return claimed, letter_id
 
     def purge(
@@ -197,7 +196,7 @@ class DeadLetters:
             for page in pages:
                 with uninterrupted():
                     matched = done.matched + len(page)
-                    succeeded = done.succeeded + self._store.prune(page, now=self._clock())
+                    succeeded = done.succeeded + self._letters.prune(page, now=self._clock())
                     done = Bulk(matched, succeeded, matched - succeeded)
                     progress(done)
         finally:
@@ -219,10 +218,10 @@ class DeadLetters:
             "max_age": format_duration(limits.age),
             "max_count": limits.max_count,
             "next_prune_at": format_time(due),
-            **fullness_of(self._store, now),
+            **fullness_of(self._context.store_for("dead letters").documents, now),
         }
         stats = (
-            self._store.stats(where)
+            self._letters.stats(where)
             if where.text is None
             else count(each for page in self._pages(where) for each in page)
         )
@@ -234,7 +233,7 @@ class DeadLetters:
         Raises ValueError for a text, and for steps outside 1 to 1000.
         """
         where = without_text(replace(where, **fields), "deaths over time")
-        return timeline(self._store, where, self._clock(), steps)
+        return timeline(self._letters, where, self._clock(), steps)
 
     def export(
         self, where: Filter = EVERYTHING, *, raw: bool = False, **fields: Unpack[Fields]
@@ -268,7 +267,7 @@ class DeadLetters:
             def bury(lot: Sequence[Line]) -> None:
                 nonlocal done
                 with uninterrupted():
-                    self._store.bury_all([line.letter for line in lot])
+                    self._letters.bury_all([line.letter for line in lot])
                     entry.count = done = done + len(lot)
                     if progress:
                         progress(done)
@@ -309,7 +308,7 @@ class DeadLetters:
                 entry.count = pruner.overflow.total()
 
     def _pruner(self) -> Pruner:
-        return Pruner(self._store, self.retention, self._clock, self._shown)
+        return Pruner(self._context.store_for("dead letters"), self.retention, self._clock, self._shown)
 
     def _pruned(self, count: int) -> int:
         if count:
@@ -338,14 +337,14 @@ class DeadLetters:
         self._context.emit(replayed(job, self._clock()))
 
     def _get(self, letter_id: str) -> Letter:
-        letter = self._store.get(letter_id)
+        letter = self._letters.get(letter_id)
         if letter is not None:
             return letter
         # The id of a job finds a letter with more after that id, too, if it is the only one.
-        of_job = self._store.letters_beginning(f"{letter_id}~", 2)
+        of_job = self._letters.ids_beginning(f"{letter_id}~", 2)
         if len(of_job) > 1:
             raise LetterNotFound(f"job {letter_id!r} has more dead letters than one: {' and '.join(of_job)}")
-        letter = self._store.get(of_job[0]) if of_job else None
+        letter = self._letters.get(of_job[0]) if of_job else None
         if letter is None:
             raise LetterNotFound(f"there is no dead letter {letter_id!r}")
         return letter
@@ -353,7 +352,7 @@ class DeadLetters:
     def _counted(self, where: Filter) -> Bulk:
         where = where.until_now(self._clock())
         if where.text is None:
-            return Bulk(self._store.count(where), confirmed=False)
+            return Bulk(self._letters.count(where), confirmed=False)
         return Bulk(sum(len(page) for page in self._pages(where)), confirmed=False)
 
     def pages(self, where: Filter, cursor: str | None) -> Iterator[tuple[Sequence[Letter], str | None]]:
@@ -367,7 +366,7 @@ class DeadLetters:
         self, ids: Sequence[str], cursor: str | None
     ) -> Iterator[tuple[Sequence[Letter], str | None]]:
         """Yield the letters of some ids as they are stored, each page with the cursor after it."""
-        return pages_of_ids(self._store.get, ids, cursor)
+        return pages_of_ids(self._letters.get, ids, cursor)
 
     def _pages(self, where: Filter) -> Iterator[Sequence[Letter]]:
         return (page for page, _ in self._paged(where, None))
@@ -376,7 +375,7 @@ class DeadLetters:
         """Yield pages of letters as they are stored, the oldest first, each with the cursor after it."""
 
         def read(after: str | None) -> Page:
-            return self._store.list(where, limit=READ, cursor=after or cursor, oldest_first=True)
+            return self._letters.list(where, limit=READ, cursor=after or cursor, oldest_first=True)
 
         for page in every_page(read):
             yield (
@@ -386,16 +385,16 @@ class DeadLetters:
 
     def _page(self, where: Filter, limit: int, cursor: str | None) -> Page:
         if where.text is None:
-            page = self._store.list(where, limit=limit, cursor=cursor)
+            page = self._letters.list(where, limit=limit, cursor=cursor)
             return Page(tuple(map(self._shown, page.letters)), page.next_cursor)
         letters, end = list[Letter](), time.monotonic() + SEARCH_SECONDS
         for _ in range(0, LOOK_THROUGH, READ):
-            page = self._store.list(where, limit=READ, cursor=cursor)
+            page = self._letters.list(where, limit=READ, cursor=cursor)
             for letter in page.letters:
                 if says(letter, where.text, self._context.redactor):
                     letters.append(self._shown(letter))
                 if len(letters) == limit:
-                    return Page(tuple(letters), self._store.cursor_after(letter))
+                    return Page(tuple(letters), self._letters.cursor_after(letter))
             cursor = page.next_cursor
             if cursor is None or time.monotonic() >= end:
                 break
@@ -405,8 +404,8 @@ class DeadLetters:
         return shown(letter, self._context.redactor)
 
     @property
-    def _store(self) -> Store:
-        return self._context.store_for("dead letters")
+    def _letters(self) -> Letters:
+        return self._context.store_for("dead letters").letters
 
 
 def _only(claimed: Claimed, letter_id: str) -> Letter:

@@ -22,6 +22,7 @@ from ..store import (
     Filter,
     Group,
     GroupPage,
+    Letters,
     Order,
     Store,
     from_ms,
@@ -153,7 +154,7 @@ class Groups:
             if not (isinstance(value, int) and least <= value <= most):
                 raise ValueError(f"{name}: {value!r} must be between {least} and {most}")
         where = without_text(replace(where, **fields), "groups")
-        times, mutes = times_of(self._store, where, self._clock(), steps), self.mutes()
+        times, mutes = times_of(self._store.letters, where, self._clock(), steps), self.mutes()
         page = GroupPage(order, () if muted else mutes.keys(), times, limit, offset)
         return tuple(
             ErrorGroup(
@@ -162,7 +163,7 @@ class Groups:
                 times[1] - times[0],
                 mutes.get(group.fingerprint),
             )
-            for group in self._store.groups(where, page)
+            for group in self._store.letters.groups(where, page)
         )
 
     def mutes(self) -> Mapping[str, Mute]:
@@ -170,7 +171,7 @@ class Groups:
 
         A mute is lifted when more letters of its group have died since than it had.
         """
-        pages = every_page(lambda cursor: self._store.list_documents(KIND, limit=500, cursor=cursor))
+        pages = every_page(lambda cursor: self._store.documents.list(KIND, limit=500, cursor=cursor))
         mutes = {x.id: _mute_of(x) for page in pages for x in page.documents}
         now = self._clock()
         return {
@@ -178,7 +179,7 @@ class Groups:
             for name, mute in mutes.items()
             if mute is not None
             and mute.until > now
-            and self._store.count(Filter(group=name, since=mute.at)) <= mute.count
+            and self._store.letters.count(Filter(group=name, since=mute.at)) <= mute.count
         }
 
     def mute(self, group: str, *, until: datetime | None = None) -> Mute:
@@ -188,7 +189,7 @@ class Groups:
         NotFound for a group without letters.
         """
         ours = Filter(group=group, until=until)
-        now, count = self._now(), self._store.count(replace(ours, until=None))
+        now, count = self._now(), self._store.letters.count(replace(ours, until=None))
         if not count:
             raise NotFound(f"there is no group {group!r}")
         mute = Mute(Actor.current().name, now, until or now + LASTS, count)
@@ -205,9 +206,9 @@ class Groups:
 
     def _write(self, group: str, body: Mapping[str, Any]) -> None:
         while True:
-            document = self._store.get_document(KIND, group)
+            document = self._store.documents.get(KIND, group)
             at, revision = (document.at, document.revision + 1) if document else (self._now(), 1)
-            if self._store.write_document(Document(KIND, group, at, body, revision)):
+            if self._store.documents.write(Document(KIND, group, at, body, revision)):
                 return
 
     def _now(self) -> datetime:
@@ -218,21 +219,21 @@ class Groups:
         return self._context.store_for("groups")
 
 
-def times_of(store: Store, where: Filter, now: datetime, steps: int) -> list[datetime]:
+def times_of(letters: Letters, where: Filter, now: datetime, steps: int) -> list[datetime]:
     """Return the times that begin and end so many steps: from `since`, or the oldest letter, until now."""
     until = where.until_now(now).until or now
-    oldest = store.list(where, limit=1, cursor=None, oldest_first=True).letters
+    oldest = letters.list(where, limit=1, cursor=None, oldest_first=True).letters
     since = where.since or (oldest[0].discarded_at if oldest else until - timedelta(days=1))
     step = max((until - since) / steps, timedelta(milliseconds=1))
     return [since + n * step for n in range(steps + 1)]
 
 
-def timeline(store: Store, where: Filter, now: datetime, steps: int) -> Timeline:
+def timeline(letters: Letters, where: Filter, now: datetime, steps: int) -> Timeline:
     """Count the deaths in so many steps of time; raises ValueError for steps outside 1 to 1000."""
     if not (isinstance(steps, int) and 1 <= steps <= MAX_PAGE):
         raise ValueError(f"steps: {steps!r} must be between 1 and {MAX_PAGE}")
-    times = times_of(store, where, now, steps)
-    counts = (store.count(replace(where, since=a, until=b)) for a, b in pairwise(times))
+    times = times_of(letters, where, now, steps)
+    counts = (letters.count(replace(where, since=a, until=b)) for a, b in pairwise(times))
     return Timeline(times[0], times[1] - times[0], tuple(counts))
 
 

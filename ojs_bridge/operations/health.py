@@ -21,7 +21,7 @@ from ..engine.context import Context
 from ..engine.runs import Backlog
 from ..errors import StoreError
 from ..rules.job import format_time, parse_time
-from ..store import EVERYTHING, Document, Store
+from ..store import EVERYTHING, Document, Documents, ParkedJobs
 from .letters import every_page
 
 Status: TypeAlias = Literal["ok", "unknown", "degraded", "away"]
@@ -140,10 +140,10 @@ class Probe:
         # A store of a newer version raises its own words.
         version = store.schema()
         schema = "empty" if version is None else f"schema {version}"
-        self._workers = workers_in(store)
+        self._workers = workers_in(store.documents)
         return {
             "workers": Workers(self._workers, now).check(),
-            "retries": _retries(store, now),
+            "retries": _retries(store.parked, now),
             "store": Check("ok", schema, {"schema": version}),
         }
 
@@ -187,10 +187,10 @@ class Worker:
     ended: bool
 
 
-def workers_in(store: Store) -> Sequence[Worker]:
+def workers_in(documents: Documents) -> Sequence[Worker]:
     """Return the worker processes of the last day; raises StoreError."""
     newest: dict[str, Worker] = {}
-    for page in every_page(lambda cursor: store.list_documents(KIND, limit=_PAGE, cursor=cursor)):
+    for page in every_page(lambda cursor: documents.list(KIND, limit=_PAGE, cursor=cursor)):
         for document in page.documents:
             body = document.body
             places = body["host"], body["framework"], tuple(body["queues"])
@@ -286,8 +286,8 @@ def _backlog(backlogs: Mapping[str, Sequence[Backlog]], workers: Workers) -> Che
     return Check("degraded" if unserved else "ok", "; ".join([f"{facts['depth']} wait", *unserved]), facts)
 
 
-def _retries(store: Store, now: datetime) -> Check:
-    first = store.list_parked(EVERYTHING, limit=1, cursor=None).retries
+def _retries(parked: ParkedJobs, now: datetime) -> Check:
+    first = parked.list(EVERYTHING, limit=1, cursor=None).retries
     if not first:
         return Check("ok", "none is parked", {"oldest_due_at": None})
     due = first[0].next_retry_at
@@ -320,7 +320,7 @@ class Beat:
         else:
             document = Document(KIND, f"{body['name']}:{secrets.token_hex(4)}", now, body)
         with suppress(StoreError):
-            is_written = self._context.store is not None and self._context.store.write_document(document)
+            is_written = self._context.store is not None and self._context.store.documents.write(document)
             self._written = document if is_written else None
 
     def end(self) -> None:

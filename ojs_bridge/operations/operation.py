@@ -13,7 +13,7 @@ from ..engine.keeping import Fate, fate_kind
 from ..engine.runs import Override
 from ..errors import OperationNotFound
 from ..rules.job import format_time, parse_time
-from ..store import EVERYTHING, Document, Filter, Store, from_ms, to_ms
+from ..store import EVERYTHING, Document, Documents, Filter, from_ms, to_ms
 from .letters import every_page, without_group
 from .replaying import check_rate
 
@@ -197,21 +197,21 @@ class Ledger:
 
     def get(self, operation_id: str) -> Operation:
         """Return an operation; raises OperationNotFound."""
-        document = self.store.get_document(KIND, operation_id)
+        document = self.documents.get(KIND, operation_id)
         if document is None:
             raise OperationNotFound(f"there is no operation {operation_id!r}")
         return self.with_jobs([self._read(document)])[0]
 
     def newest(self, limit: int) -> Sequence[Operation]:
         """Return the newest operations."""
-        documents = self.store.list_documents(KIND, limit=limit, cursor=None).documents
+        documents = self.documents.list(KIND, limit=limit, cursor=None).documents
         return self.with_jobs([*map(self._read, documents)])
 
     def with_jobs(self, operations: Sequence[Operation]) -> Sequence[Operation]:
         """Return operations, the replays with what became of their jobs."""
         replays = [operation.id for operation in operations if operation.action == "replay"]
         kinds = [fate_kind(replay, fate) for replay in replays for fate in get_args(Fate)]
-        counts = self.store.count_documents(kinds) if kinds else {}
+        counts = self.documents.count(kinds) if kinds else {}
 
         def jobs(replay: Operation) -> Jobs:
             return Jobs.of(replay.succeeded, lambda fate: counts.get(fate_kind(replay.id, fate), 0))
@@ -223,7 +223,7 @@ class Ledger:
         newest = [
             (document.at, fate)
             for fate in fates
-            for document in self.store.list_documents(
+            for document in self.documents.list(
                 fate_kind(operation.id, fate), limit=most, cursor=None
             ).documents
         ]
@@ -231,7 +231,7 @@ class Ledger:
 
     def dead(self, operation: Operation, limit: int, cursor: str | None) -> tuple[Sequence[str], str | None]:
         """Return the ids of an operation's jobs that died again, the newest first, and a cursor."""
-        page = self.store.list_documents(fate_kind(operation.id, "died"), limit=limit, cursor=cursor)
+        page = self.documents.list(fate_kind(operation.id, "died"), limit=limit, cursor=cursor)
         return [str(document.body["id"]) for document in page.documents], page.next_cursor
 
     def _read(self, document: Document) -> Operation:
@@ -254,17 +254,17 @@ class Ledger:
             "updated_at": format_time(operation.updated_at),
         }
         del body["revision"], body["began_at"], body["jobs"]
-        return self.store.write_document(
+        return self.documents.write(
             Document(KIND, operation.id, operation.began_at, body, operation.revision)
         )
 
     def write_ids(self, operation: Operation, ids: Sequence[str]) -> None:
         """Write the ids that an operation begins with."""
-        self.store.write_document(Document(IDS, operation.id, operation.began_at, {"ids": ids}))
+        self.documents.write(Document(IDS, operation.id, operation.began_at, {"ids": ids}))
 
     def ids_of(self, operation: Operation) -> Sequence[str]:
         """Return the ids that an operation was begun with; raises OperationNotFound when they are gone."""
-        document = self.store.get_document(IDS, operation.id)
+        document = self.documents.get(IDS, operation.id)
         if document is None:
             raise OperationNotFound(f"the ids of operation {operation.id!r} are gone")
         return tuple(document.body["ids"])
@@ -272,18 +272,18 @@ class Ledger:
     def forget_older(self, operation: Operation) -> None:
         """Delete the operations that began 30 days before this one, with the fates of their jobs."""
         before = operation.began_at - KEPT
-        for page in every_page(lambda cursor: self.store.list_documents(KIND, limit=500, cursor=cursor)):
+        for page in every_page(lambda cursor: self.documents.list(KIND, limit=500, cursor=cursor)):
             for old in (document.id for document in page.documents if document.at < before):
                 for fate in get_args(Fate):
-                    self.store.forget_documents(fate_kind(old, fate), before=operation.began_at)
+                    self.documents.forget(fate_kind(old, fate), before=operation.began_at)
         for kind in (KIND, IDS):
-            self.store.forget_documents(kind, before=before)
+            self.documents.forget(kind, before=before)
 
     def now(self) -> datetime:
         """Return the time, in whole milliseconds, as the store keeps it."""
         return from_ms(to_ms(self._context.clock()))
 
     @property
-    def store(self) -> Store:
-        """The store; raises ConfigurationError without one."""
-        return self._context.store_for("bulk operations")
+    def documents(self) -> Documents:
+        """The documents of the store; raises ConfigurationError without one."""
+        return self._context.store_for("bulk operations").documents

@@ -17,7 +17,7 @@ from ..engine.scheduler import CLAIM, UNPARK
 from ..errors import RetryNotFound, Unreachable
 from ..rules.job import format_time
 from ..rules.notations import check_pattern, matches
-from ..store import EVERYTHING, KEEP, Fields, Filter, Parked, ParkedPage, Store
+from ..store import EVERYTHING, KEEP, Fields, Filter, Parked, ParkedJobs, ParkedPage
 from .audit import Audit, uninterrupted
 from .letters import (
     LOOK_THROUGH,
@@ -61,7 +61,7 @@ class ParkedRetries:
         where, size = without_group(replace(where, **fields)), page_size(limit)
         step, looked, chosen = min(size, READ), 0, list[Parked]()
         while True:
-            page = self._store.list_parked(where, limit=step, cursor=cursor)
+            page = self._parked.list(where, limit=step, cursor=cursor)
             chosen += self._chosen(page, where)
             cursor, looked = page.next_cursor, looked + step
             if cursor is None or len(chosen) + step > size or looked >= LOOK_THROUGH:
@@ -73,19 +73,19 @@ class ParkedRetries:
 
     def find(self, job_id: str) -> Parked | None:
         """Return a job's parked retry, or None."""
-        parked = self._store.get_parked(job_id)
+        parked = self._parked.get(job_id)
         return None if parked is None else self._shown(parked)
 
     def id_of(self, text: str) -> str:
         """Return the id of a parked job that is this text, or else the only one, as for dead letters."""
-        return text if self._store.get_parked(text) else only_id(text, self._store.parked_beginning)
+        return text if self._parked.get(text) else only_id(text, self._parked.ids_beginning)
 
     @uninterrupted()
     def run(self, job_id: str) -> None:
         """Make a job's parked retry due now: a worker publishes it; raises RetryNotFound."""
         parked = self._get(job_id)
         with self._audit.recording("retry.run", ids=[job_id]):
-            if not self._store.reschedule(parked, self._context.clock()):
+            if not self._parked.reschedule(parked, self._context.clock()):
                 raise _gone(job_id)
 
     @uninterrupted()
@@ -113,31 +113,31 @@ class ParkedRetries:
                 entry.count = published
                 progress(published)
 
-            return Draining(self._context, self._store, tasks, note).run()
+            return Draining(self._context, self._parked, tasks, note).run()
 
     def drainable(self, tasks: Sequence[str] = ()) -> Iterator[Parked]:
         """Return the retries that `drain` would publish, in the order of their time; raises as `drain`."""
         _check(tasks)
-        return map(self._shown, Draining(self._context, self._store, tasks).retries())
+        return map(self._shown, Draining(self._context, self._parked, tasks).retries())
 
     def count(self, where: Filter = EVERYTHING, **fields: Unpack[Fields]) -> int:
         """Count the parked retries of a filter; for anything but a queue and a type it reads them all."""
         where = without_group(replace(where, **fields))
         if where.is_plain:
-            return self._store.count_parked(where)
+            return self._parked.count(where)
         return sum(len(page) for page, _ in self.pages(where, None))
 
     def pages(self, where: Filter, cursor: str | None) -> Iterator[tuple[Sequence[Parked], str | None]]:
         """Yield pages of retries as they are stored, the next due first, each with the cursor after it."""
         where = without_group(where)
-        for page in every_page(lambda at: self._store.list_parked(where, limit=READ, cursor=at or cursor)):
+        for page in every_page(lambda at: self._parked.list(where, limit=READ, cursor=at or cursor)):
             yield self._chosen(page, where), page.next_cursor
 
     def pages_of_ids(
         self, ids: Sequence[str], cursor: str | None
     ) -> Iterator[tuple[Sequence[Parked], str | None]]:
         """Yield the retries of some jobs as they are stored, each page with the cursor after it."""
-        return pages_of_ids(self._store.get_parked, ids, cursor)
+        return pages_of_ids(self._parked.get, ids, cursor)
 
     def change_pages(
         self, pages: Iterable[Sequence[Parked]], due: datetime | None, progress: Callable[[Bulk], object]
@@ -155,10 +155,10 @@ class ParkedRetries:
 
     def _change(self, parked: Parked, due: datetime | None) -> bool:
         if due is not None:
-            return parked.next_retry_at <= due or self._store.reschedule(parked, due)
+            return parked.next_retry_at <= due or self._parked.reschedule(parked, due)
         # The broker may have its message, too, and a user's own delay may be sent again under the same id.
         drop_until = max(self._context.clock(), parked.next_retry_at) + KEEP if parked.fence else None
-        if not self._store.cancel_parked(parked, drop_until=drop_until):
+        if not self._parked.cancel(parked, drop_until=drop_until):
             return False
         self._context.emit(cancelled(job_of_parked(parked), self._context.clock()))
         return True
@@ -173,7 +173,7 @@ class ParkedRetries:
         ]
 
     def _get(self, job_id: str) -> Parked:
-        parked = self._store.get_parked(job_id)
+        parked = self._parked.get(job_id)
         if parked is None:
             raise RetryNotFound(f"there is no parked retry of job {job_id!r}")
         return parked
@@ -187,8 +187,8 @@ class ParkedRetries:
         return replace(parked, message=message, state=state, reason=reason)
 
     @property
-    def _store(self) -> Store:
-        return self._context.store_for("parked retries")
+    def _parked(self) -> ParkedJobs:
+        return self._context.store_for("parked retries").parked
 
 
 def _check(tasks: Sequence[str]) -> None:
@@ -221,12 +221,12 @@ class Draining:
     def __init__(
         self,
         context: Context,
-        store: Store,
+        parked: ParkedJobs,
         tasks: Sequence[str],
         progress: Callable[[int], object] = lambda _: None,
     ) -> None:
         self._context = context
-        self._store = store
+        self._parked = parked
         self._publishers = context.publishers
         self._tasks = tasks or ("*",)
         self._progress = progress
@@ -249,7 +249,7 @@ class Draining:
 
     def _pages(self) -> Iterator[list[Parked]]:
         """Yield pages of the retries that match, of every framework."""
-        read = partial(self._store.list_parked, EVERYTHING, limit=MAX_PAGE)
+        read = partial(self._parked.list, EVERYTHING, limit=MAX_PAGE)
         for page in every_page(lambda cursor: read(cursor=cursor)):
             yield [p for p in page.retries if any(matches(p.type, pattern) for pattern in self._tasks)]
 
@@ -262,7 +262,7 @@ class Draining:
     @uninterrupted()
     def _publish_lot(self, keys: Sequence[str]) -> int:
         now, ends = self._context.clock(), time.monotonic() + CLAIM.total_seconds() / 2
-        due = self._store.claim_parked(keys, now=now, until=now + CLAIM)
+        due = self._parked.claim(keys, now=now, until=now + CLAIM)
         published: list[Parked] = []
         try:
             for parked in due.retries:
@@ -290,11 +290,11 @@ class Draining:
     def _let_go(self, claimed: Sequence[Parked], published: Sequence[Parked], claim: str) -> None:
         rest = [parked for parked in claimed if parked not in published]
         if published:
-            self._context.storage_retry.run(self._store.unpark, published, claim)
+            self._context.storage_retry.run(self._parked.unpark, published, claim)
             self._published += len(published)
             self._progress(self._published)
         if rest:
-            self._store.unclaim_parked(rest, claim)
+            self._parked.unclaim(rest, claim)
 
     def _is_new(self, parked: Parked) -> bool:
         return (parked.key, parked.fence) not in self._tried

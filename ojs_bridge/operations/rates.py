@@ -67,7 +67,7 @@ def history(context: Context, where: Filter) -> RateHistory:
     span: Span = "minute" if until - since <= BY_MINUTE and now - since <= MINUTES_KEPT else "hour"
     step = SECONDS[span] * 1000
     first = to_ms(since) // step * step
-    counted = store.rates(from_ms(first), until, span) if since < until else []
+    counted = store.documents.rates(from_ms(first), until, span) if since < until else []
     queue = where.queue and index_text(where.queue)
     rates = [rate for rate in counted if matches(rate.type, where.type) and queue in (None, rate.queue)]
     steps = -(-(to_ms(until) - first) // step)

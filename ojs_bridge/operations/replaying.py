@@ -100,8 +100,8 @@ def send(context: Context, letter: Letter, override: Override, operation: str = 
     again = job.replayed(operation)._replace(retry=retry, queue=override.queue or job.queue)
     header = encode(again, history=context.history, budget=context.budget)
     if header.left_out and store is not None:
-        store.forget_errors(job.letter_id)
-        store.keep_errors(job.letter_id, header.left_out)
+        store.letters.forget_errors(job.letter_id)
+        store.letters.keep_errors(job.letter_id, header.left_out)
     publisher.republish(letter, header, override)
     return header.job
 
@@ -111,7 +111,7 @@ class Replayer:
 
     def __init__(self, context: Context, on_sent: Callable[[Job], object], operation: str = "") -> None:
         self._context, self._operation = context, operation
-        self._store = context.store_for("dead letters")
+        self._letters = context.store_for("dead letters").letters
         self._clock = context.clock
         self._on_sent = on_sent
 
@@ -149,7 +149,7 @@ class Replayer:
     ) -> list[str]:
         """Replay letters under one claim; return the ids for which the claim was too short."""
         ends = time.monotonic() + CLAIM_SECONDS / 2
-        claimed = self._store.claim(ids, now=self._clock(), seconds=CLAIM_SECONDS)
+        claimed = self._letters.claim(ids, now=self._clock(), seconds=CLAIM_SECONDS)
         left = {letter.id: letter for letter in claimed.letters}
         wrong.update({i: "it is being replayed, or is gone" for i in ids if i not in left})
         done: dict[str, Job] = {}
@@ -161,8 +161,8 @@ class Replayer:
         finally:
             # The letters that failed are released, and those that were not tried.
             # A letter that stays would be published twice.
-            self._context.storage_retry.run(self._store.delete, [*done], claimed.claim)
-            self._store.unclaim([i for i in ids if i not in done], claimed.claim)
+            self._context.storage_retry.run(self._letters.delete, [*done], claimed.claim)
+            self._letters.unclaim([i for i in ids if i not in done], claimed.claim)
             for job in done.values():
                 self._on_sent(job)
         return [*left]
@@ -268,7 +268,7 @@ def apply_rules(rules: Sequence[ReplayRule], context: Context) -> None:
     store, enabled = context.store_for("replay rules"), [rule for rule in rules if rule.enabled]
     for framework in context.publishers if enabled else ():
         apply = functools.partial(_apply_all, enabled, framework, context)
-        once_a_period(store, f"replay:{framework}", PERIOD, context.clock, apply)
+        once_a_period(store.reservations, f"replay:{framework}", PERIOD, context.clock, apply)
 
 
 def _apply_all(rules: Sequence[ReplayRule], framework: str, context: Context) -> None:
@@ -277,7 +277,7 @@ def _apply_all(rules: Sequence[ReplayRule], framework: str, context: Context) ->
 
 
 def _apply(rule: ReplayRule, framework: str, context: Context) -> None:
-    publisher, store = context.publishers[framework], context.store_for("replay rules")
+    publisher, letters = context.publishers[framework], context.store_for("replay rules").letters
 
     def due(letter: Letter) -> bool:
         ours = letter.framework == framework and publisher.knows(letter.type)
@@ -286,7 +286,7 @@ def _apply(rule: ReplayRule, framework: str, context: Context) -> None:
     def emit(job: Job) -> None:
         context.emit(replayed(job, context.clock(), rule.name))
 
-    read = functools.partial(store.list, rule.where(context.clock()), limit=READ, oldest_first=True)
+    read = functools.partial(letters.list, rule.where(context.clock()), limit=READ, oldest_first=True)
     pages = ([*filter(due, page.letters)] for page in every_page(lambda cursor: read(cursor=cursor)))
     done = Replayer(context, emit).many(pages, Override())
     if done.matched:

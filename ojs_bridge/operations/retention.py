@@ -16,7 +16,7 @@ from typing import Any
 from ..engine.scheduler import once_a_period
 from ..errors import ConfigurationError
 from ..rules.notations import duration_at, read_duration
-from ..store import Document, Filter, Letter, Store, to_json, to_ms
+from ..store import Document, Documents, Filter, Letter, Store, to_json, to_ms
 from . import audit, health
 from .letters import CLAIM_SECONDS
 
@@ -111,18 +111,18 @@ class Pruner:
 
     def prune_once_a_period(self) -> int | None:
         """Prune; return None if another worker has done so in this period, or does now (DLQ-005)."""
-        return once_a_period(self._store, "prune", PERIOD, self._clock, self._prune_and_forget)
+        return once_a_period(self._store.reservations, "prune", PERIOD, self._clock, self._prune_and_forget)
 
     def _prune_and_forget(self) -> int:
         for kind, kept in RECORDS.items():
-            self._store.forget_documents(kind, before=self._clock() - kept)
-        self._store.forget_rates(self._clock())
-        self._store.forget_groups(before=self._clock() - GROUPS_KEPT)
+            self._store.documents.forget(kind, before=self._clock() - kept)
+        self._store.documents.forget_rates(self._clock())
+        self._store.letters.forget_groups(before=self._clock() - GROUPS_KEPT)
         return self.prune()
 
     def _enforce(self, where: Filter, limits: Retention) -> int:
         pruned = self._prune_oldest(replace(where, until=self._clock() - limits.age), sys.maxsize)
-        count = self._store.count(where)
+        count = self._store.letters.count(where)
         if limits.max_count:
             self.fullness[where.queue or "*"] = round(count / limits.max_count, 3)
         return pruned + self._prune_excess(where, count - limits.max_count)
@@ -131,11 +131,11 @@ class Pruner:
         """Prune so many letters: the largest groups lose their oldest, so that no fault pushes out others."""
         if excess <= 0:
             return 0
-        lost = losses(self._store.group_sizes(where), excess)
+        lost = losses(self._store.letters.group_sizes(where), excess)
         pruned, rest = 0, excess
         for group, count in [*lost.items()][:_GROUPS]:
             ours = replace(where, group=group)
-            newest = self._store.list(ours, limit=1, cursor=None).letters
+            newest = self._store.letters.list(ours, limit=1, cursor=None).letters
             name = f"{newest[0].type}: {newest[0].error_type}" if newest else group
             gone = self._prune_oldest(ours, count)
             self.overflow[name] += gone
@@ -148,11 +148,11 @@ class Pruner:
     def _tell(self) -> None:
         """Write down how full the limits are and what was deleted; warn in the log of both."""
         now, total = self._clock(), self.overflow.total()
-        before = self._store.list_documents(KIND, limit=1, cursor=None).documents
+        before = self._store.documents.list(KIND, limit=1, cursor=None).documents
         was_full = bool(before) and max(before[0].body["fullness"].values(), default=0) >= NEARLY_FULL
         full = [f"{name} {share:.0%}" for name, share in self.fullness.items() if share >= NEARLY_FULL]
         body = {"fullness": self.fullness, "overflow": total, "groups": self.named()}
-        self._store.write_document(Document(KIND, f"{to_ms(now)}-{secrets.token_hex(3)}", now, body))
+        self._store.documents.write(Document(KIND, f"{to_ms(now)}-{secrets.token_hex(3)}", now, body))
         way_out = (
             "they are in the archive"
             if self._retention.archive and total
@@ -179,7 +179,7 @@ class Pruner:
         """Prune at most so many letters; letters that are being replayed stay."""
         pruned, cursor = 0, None
         while most > 0:
-            page = self._store.list(where, limit=min(BATCH, most), cursor=cursor, oldest_first=True)
+            page = self._store.letters.list(where, limit=min(BATCH, most), cursor=cursor, oldest_first=True)
             if page.letters:
                 pruned += self._prune(page.letters)
             most, cursor = most - len(page.letters), page.next_cursor
@@ -190,16 +190,16 @@ class Pruner:
     def _prune(self, letters: Sequence[Letter]) -> int:
         archive = self._retention.archive
         if archive is None:
-            return self._store.prune(letters, now=self._clock())
+            return self._store.letters.prune(letters, now=self._clock())
         died = {letter.id: letter.discarded_at for letter in letters}
-        claimed = self._store.claim([*died], now=self._clock(), seconds=CLAIM_SECONDS)
+        claimed = self._store.letters.claim([*died], now=self._clock(), seconds=CLAIM_SECONDS)
         try:
             # A letter that a replay has claimed stays out of the archive, as does a newer letter of its job.
             doomed = [each for each in claimed.letters if each.discarded_at == died[each.id]]
             self._append(Path(archive), doomed)
-            return self._store.delete([letter.id for letter in doomed], claimed.claim)
+            return self._store.letters.delete([letter.id for letter in doomed], claimed.claim)
         finally:
-            self._store.unclaim([*died], claimed.claim)
+            self._store.letters.unclaim([*died], claimed.claim)
 
     def _append(self, archive: Path, letters: Sequence[Letter]) -> None:
         with archive.open("a", encoding="utf-8") as file:
@@ -232,10 +232,10 @@ def losses(sizes: Mapping[str, tuple[int, datetime]], excess: int) -> dict[str, 
     return {group: count for group, count in sorted(lost.items(), key=lambda one: -one[1]) if count}
 
 
-def fullness_of(store: Store, now: datetime) -> dict[str, Any]:
+def fullness_of(documents: Documents, now: datetime) -> dict[str, Any]:
     """Return how full the limits of the number are, and what they have deleted in the last day."""
-    documents = store.list_documents(KIND, limit=1000, cursor=None).documents
-    lately = [document.body for document in documents if document.at > now - SHOWN_FOR]
+    told = documents.list(KIND, limit=1000, cursor=None).documents
+    lately = [document.body for document in told if document.at > now - SHOWN_FOR]
     groups = Counter[str]()
     for body in lately:
         groups.update(body["groups"])

@@ -5,9 +5,20 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from ..errors import ConfigurationError
-from .documents import BOUNDS, SECONDS, Document, DocumentPage, Rate, Span
+from .documents import BOUNDS, SECONDS, Document, DocumentPage, Documents, Rate, Span
 from .filter import EVERYTHING, Fields, Filter
-from .jobs import KEEP, Due, Grant, Parked, ParkedPage, Reservation, ReserveAnswer, Settle
+from .jobs import (
+    KEEP,
+    Due,
+    Grant,
+    Parked,
+    ParkedJobs,
+    ParkedPage,
+    Reservation,
+    ReserveAnswer,
+    ReservedRuns,
+    Settle,
+)
 from .protocol import (
     MAX_NAMESPACE,
     MEMORY,
@@ -17,6 +28,7 @@ from .protocol import (
     Group,
     GroupPage,
     Letter,
+    Letters,
     Order,
     Page,
     Stats,
@@ -37,6 +49,7 @@ __all__ = [
     "Claimed",
     "Document",
     "DocumentPage",
+    "Documents",
     "Due",
     "Fields",
     "Filter",
@@ -44,13 +57,16 @@ __all__ = [
     "Group",
     "GroupPage",
     "Letter",
+    "Letters",
     "Order",
     "Page",
     "Parked",
+    "ParkedJobs",
     "ParkedPage",
     "Rate",
     "Reservation",
     "ReserveAnswer",
+    "ReservedRuns",
     "Settle",
     "Span",
     "Stats",
@@ -115,22 +131,20 @@ def open_store(url: str, namespace: str = "ojs", *, patience: float = PATIENCE_S
 
 def _redis_store(url: str, namespace: str, patience: float) -> Store:
     try:
-        from .redis import RedisServer, RedisStore
+        from .redis import RedisStore
     except ImportError:
         raise _missing(url, "redis-py", "redis") from None
-    return RedisStore(RedisServer(url, namespace, patience=patience))  # type: ignore[abstract]
+    return RedisStore(url, namespace, patience=patience)
 
 
 def _sql_store(url: str, namespace: str, patience: float) -> Store:
     try:
-        from .sql import Database, MemoryDatabase, SQLStore
+        from .sql import MemoryStore, SQLStore
     except ImportError:
         raise _missing(url, "SQLAlchemy", "sql") from None
     if url == MEMORY:
-        database: Database = MemoryDatabase(namespace, patience=patience)
-    else:
-        database = Database(url, namespace, patience=patience)
-    return SQLStore(database)  # type: ignore[abstract]
+        return MemoryStore(namespace, patience=patience)
+    return SQLStore(url, namespace, patience=patience)
 
 
 def _missing(url: str, library: str, extra: str) -> ConfigurationError:

@@ -53,19 +53,19 @@ class Rate:
 class Documents(Protocol):
     """Documents and rates. All methods raise StoreError."""
 
-    def write_document(self, document: Document) -> bool:
+    def write(self, document: Document) -> bool:
         """Write a document; False when the store has this revision, or a later one, from another writer."""
 
-    def get_document(self, kind: str, document_id: str) -> Document | None:
+    def get(self, kind: str, document_id: str) -> Document | None:
         """Return a document, or None."""
 
-    def list_documents(self, kind: str, *, limit: int, cursor: str | None) -> DocumentPage:
+    def list(self, kind: str, *, limit: int, cursor: str | None) -> DocumentPage:
         """Return a page, newest first; raises ValueError for a cursor that no page gave out."""
 
-    def count_documents(self, kinds: Collection[str]) -> Mapping[str, int]:
+    def count(self, kinds: Collection[str]) -> Mapping[str, int]:
         """Return the number of documents of each of these kinds that has any."""
 
-    def forget_documents(self, kind: str, *, before: datetime) -> int:
+    def forget(self, kind: str, *, before: datetime) -> int:
         """Delete the documents of a kind that are older; return how many."""
 
     def record_rates(self, rates: Sequence[Rate], writer: str, number: int) -> None:
@@ -75,7 +75,7 @@ class Documents(Protocol):
         may leave out a batch that it has.
         """
 
-    def rates(self, since: datetime, until: datetime, span: Span) -> list[Rate]:
+    def rates(self, since: datetime, until: datetime, span: Span) -> Sequence[Rate]:
         """Return the rates of the spans that begin in a time, `until` not included, by time."""
 
     def forget_rates(self, now: datetime) -> None:

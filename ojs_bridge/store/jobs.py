@@ -233,7 +233,7 @@ class ParkedJobs(Protocol):
         No other caller gets them before `until`.
         """
 
-    def claim_parked(self, keys: Sequence[str], *, now: datetime, until: datetime) -> Due:
+    def claim(self, keys: Sequence[str], *, now: datetime, until: datetime) -> Due:
         """Claim the retries of these keys that nobody has claimed, due or not, atomically.
 
         No other caller gets them before `until`.
@@ -242,25 +242,25 @@ class ParkedJobs(Protocol):
     def unpark(self, retries: Sequence[Parked], claim: str) -> int:
         """Delete published retries that this claim still holds; return how many."""
 
-    def unclaim_parked(self, retries: Sequence[Parked], claim: str) -> None:
+    def unclaim(self, retries: Sequence[Parked], claim: str) -> None:
         """End the claim of retries that could not be published: they are due as before."""
 
-    def list_parked(self, where: Filter, *, limit: int, cursor: str | None) -> ParkedPage:
+    def list(self, where: Filter, *, limit: int, cursor: str | None) -> ParkedPage:
         """Return a page of what has the queue and the type of a filter, the next one due first.
 
         Raises ValueError for a cursor that no page gave out.
         """
 
-    def get_parked(self, job_id: str) -> Parked | None:
+    def get(self, job_id: str) -> Parked | None:
         """Return a job's parked retry, or None; any of them where several chains have one id."""
 
-    def parked_beginning(self, text: str, limit: int) -> Sequence[str]:
+    def ids_beginning(self, text: str, limit: int) -> Sequence[str]:
         """Return ids of jobs with parked retries that begin with a text, as many as `limit` at most."""
 
     def reschedule(self, parked: Parked, at: datetime) -> bool:
         """Make a retry due at another time; False when it is claimed, was replaced or is gone."""
 
-    def cancel_parked(self, parked: Parked, *, drop_until: datetime | None = None) -> bool:
+    def cancel(self, parked: Parked, *, drop_until: datetime | None = None) -> bool:
         """Delete a retry; False when it is claimed, was replaced or is gone.
 
         Its message may have been published, too, if its worker did not hear that it was parked. So with
@@ -268,5 +268,5 @@ class ParkedJobs(Protocol):
         has begun, this returns False.
         """
 
-    def count_parked(self, where: Filter = EVERYTHING) -> int:
+    def count(self, where: Filter = EVERYTHING) -> int:
         """Count the parked retries that match the queue and the type of a filter."""

@@ -267,7 +267,7 @@ class Letters(Protocol):
     def get(self, letter_id: str) -> Letter | None:
         """Return a dead letter, or None."""
 
-    def letters_beginning(self, text: str, limit: int) -> Sequence[str]:
+    def ids_beginning(self, text: str, limit: int) -> Sequence[str]:
         """Return ids of dead letters that begin with a text, as many as `limit` at most."""
 
     def claim(self, letter_ids: Sequence[str], *, now: datetime, seconds: float) -> Claimed:
@@ -295,8 +295,23 @@ class Letters(Protocol):
         """Forget the first deaths, before a time, of groups without letters; return how many."""
 
 
-class Connections(Protocol):
-    """What the parts of a store share: a database, or a server."""
+class Store(Protocol):
+    """All that is kept, in four parts: dead letters, parked retries, reservations, documents with rates.
+
+    Many threads and processes may call every method. All methods but `record_rates` are safe to repeat. All
+    raise StoreError.
+    """
+
+    letters: Letters
+    parked: ParkedJobs
+    reservations: ReservedRuns
+    documents: Documents
+    #: Its kind in words, such as `sql`.
+    backend: str
+    #: Whether it is in the memory of this process, and ends with it.
+    is_in_memory: bool
+    #: Whether all processes that use it must run on one host.
+    is_on_one_host: bool
 
     def prepare(self) -> None:
         """Create what is missing; raises StoreError for a store of a newer version."""
@@ -309,44 +324,6 @@ class Connections(Protocol):
 
     def close(self) -> None:
         """Close connections."""
-
-
-class Store(Connections, Letters, ParkedJobs, ReservedRuns, Documents, Protocol):
-    """All that is kept: dead letters, error entries, parked retries, reservations, documents, rates.
-
-    Many threads and processes may call every method. All methods but `record_rates` are safe to repeat. All
-    raise StoreError.
-    """
-
-    letters: Letters
-    parked: ParkedJobs
-    reservations: ReservedRuns
-    documents: Documents
-    #: Whether it is in the memory of this process, and ends with it.
-    is_in_memory: bool
-    #: Whether all its users must be on one host.
-    is_on_one_host: bool
-
-
-class StoreOfParts(Store):
-    """A store made of parts, each of which can be read alone: the methods of each protocol are its part's."""
-
-    def __init__(
-        self,
-        connections: Connections,
-        letters: Letters,
-        parked: ParkedJobs,
-        reservations: ReservedRuns,
-        documents: Documents,
-    ) -> None:
-        self.letters, self.parked = letters, parked
-        self.reservations, self.documents = reservations, documents
-        parts = (connections, letters, parked, reservations, documents)
-        # The last base is Protocol itself.
-        for protocol, part in zip(Store.__bases__[:-1], parts, strict=True):
-            for name in vars(protocol):
-                if not name.startswith("_"):
-                    setattr(self, name, getattr(part, name))
 
 
 #: Hosts, each with a port that is a number, as they stand in a URL without a name and a password.

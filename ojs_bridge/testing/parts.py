@@ -125,7 +125,10 @@ class VirtualEngine(Engine):
         super().__init__(context, **settings)
         self.recorder = recorder
         self._beat_anew = partial(
-            _StillHeart, context.store_for("virtual time"), settings["reservation"], context.clock
+            _StillHeart,
+            context.store_for("virtual time").reservations,
+            settings["reservation"],
+            context.clock,
         )
         self.revive()
         self._has_jitter = jitter is not None

@@ -115,7 +115,7 @@ class VirtualTime:
         self._clock, self._agenda, self._worker = clock, agenda, worker
         publishers, store = engine.context.publishers, engine.context.store_for("virtual time")
         self._publisher = publishers[worker.framework]
-        self._scheduler = Scheduler(store, publishers, clock, engine.give_up)
+        self._scheduler = Scheduler(store.parked, store.reservations, publishers, clock, engine.give_up)
         self._failures: defaultdict[str, deque[BaseException | type[BaseException]]] = defaultdict(deque)
         self._delivering = False
         self._tries_again = clock.began

@@ -190,7 +190,7 @@ class Trial:
             return {}
         store, found, cursor = open_store(self._settings.store), dict[str, int](), None
         while True:
-            page = store.list(Filter(), limit=1000, cursor=cursor)
+            page = store.letters.list(Filter(), limit=1000, cursor=cursor)
             found |= {letter.id: letter.attempt for letter in page.letters}
             cursor = page.next_cursor
             if cursor is None:

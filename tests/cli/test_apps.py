@@ -84,7 +84,7 @@ def bury(folder: Path, letter_id: str, framework: str, message: dict[str, Any], 
     at = bridge.engine.now() - timedelta(minutes=1)
     known = {"type": "charge", "framework": framework, "message": message, "discarded_at": at, **fields}
     found = letter(letter_id, **known)
-    bridge.store.bury(found)
+    bridge.store.letters.bury(found)
     return found
 
 

@@ -315,7 +315,7 @@ def test_some_of_many_ids(store: str) -> None:
 def test_one_that_is_being_replayed_stays(bridge: Bridge, store: str) -> None:
     """A purge leaves the letter, and says so."""
     assert bridge.store is not None
-    bridge.store.claim(["j-2"], now=bridge.engine.now(), seconds=60)
+    bridge.store.letters.claim(["j-2"], now=bridge.engine.now(), seconds=60)
     ran = run("dead-letters", "purge", "--all", "--yes", store=store)
     assert (ran.code, ran.out) == (1, "3 dead letters deleted, 1 stayed\n")
     assert ids(store) == ["j-2"]

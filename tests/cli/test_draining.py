@@ -69,7 +69,7 @@ class App:
             "framework": "dramatiq", "max_attempts": 5, "next_retry_at": now + timedelta(hours=1),
             "parked_at": now, "reason": "", "state": {"v": 1, "attempt": 2}, "message": kept,
         }  # fmt: skip
-        self.bridge.store.park(Parked(**{**known, **fields}))
+        self.bridge.store.parked.park(Parked(**{**known, **fields}))
 
     def drain(self, *words: str) -> Ran:
         """Run the command."""
@@ -131,7 +131,7 @@ def test_what_stays_is_told(app: App) -> None:
     app.park("celery's", framework="celery")
     store, now = app.bridge.store, app.bridge.engine.now()
     assert store is not None
-    store.claim_parked(["theirs"], now=now, until=now + CLAIM)
+    store.parked.claim(["theirs"], now=now, until=now + CLAIM)
     done = app.drain("--yes")
     assert done.code == 1
     assert "0 retries published" in done.out

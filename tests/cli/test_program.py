@@ -245,7 +245,7 @@ def test_a_job_is_asked_for_in_one_place(store: str) -> None:
     bridge, _ = bridge_with_outbox(store)
     bury(bridge, "j-dead-1", errors=(entry(1, message="down"), entry(2, message="down again")))
     assert bridge.store is not None
-    bridge.store.park(parked("j-parked-1", state={"errors": [entry(1, message="slow")]}))
+    bridge.store.parked.park(parked("j-parked-1", state={"errors": [entry(1, message="slow")]}))
     dead, waits = bridge.jobs.get("j-dead-1"), bridge.jobs.get("j-parked-1")
     assert (dead.state, dead.attempts, len(dead.errors)) == ("discarded", 3, 2)
     assert (waits.state, waits.attempts, len(waits.errors)) == ("retryable", 1, 1)

@@ -20,7 +20,7 @@ def parked(store: str) -> Bridge:
     bridge = Bridge(store)
     assert bridge.store is not None
     for n in range(3):
-        bridge.store.park(
+        bridge.store.parked.park(
             Parked(
                 id=f"r-{n}", key=f"r-{n}", fence=1, type="mail.send" if n else "billing.charge",
                 queue="default", framework=FRAMEWORK, attempt=2, max_attempts=5,
@@ -34,8 +34,8 @@ def parked(store: str) -> Bridge:
 def test_a_retry_without_a_limit(parked: Bridge, store: str) -> None:
     """The output has a word, not a number of nineteen digits."""
     assert parked.store is not None
-    [one] = parked.store.list_parked(Filter("default", "billing.charge"), limit=9, cursor=None).retries
-    parked.store.park(replace(one, id="r-9", key="r-9", max_attempts=LARGEST))
+    [one] = parked.store.parked.list(Filter("default", "billing.charge"), limit=9, cursor=None).retries
+    parked.store.parked.park(replace(one, id="r-9", key="r-9", max_attempts=LARGEST))
     told = run("retries", "list", store=store).out
     assert "2 (no limit)" in told
     assert str(LARGEST) not in told
@@ -82,7 +82,7 @@ def test_the_beginning_of_an_id(parked: Bridge, store: str) -> None:
     """Four characters are enough if they name one retry."""
     assert parked.store is not None
     for name in ("order-1", "order-2", "other-7"):
-        parked.store.park(replace(parked.retries.get("r-0"), id=name, key=name))
+        parked.store.parked.park(replace(parked.retries.get("r-0"), id=name, key=name))
     assert run("retries", "run", "othe", store=store).out == "other-7: due\n"
     ran = run("retries", "cancel", "orde", "--yes", store=store)
     assert (ran.code, ran.err) == (2, "ojs-bridge: id: 'orde' begins several: order-1, order-2\n")

@@ -52,8 +52,8 @@ def full(url: str) -> Bridge:
     bridge, _ = bridge_with_outbox(url)
     assert bridge.store is not None
     for type_ in TYPES:
-        bridge.store.bury(letter(f"dead {type_}", type=type_))
-        bridge.store.park(parked(f"waits {type_}", type=type_, framework=FRAMEWORK))
+        bridge.store.letters.bury(letter(f"dead {type_}", type=type_))
+        bridge.store.parked.park(parked(f"waits {type_}", type=type_, framework=FRAMEWORK))
     return bridge
 
 

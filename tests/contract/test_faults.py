@@ -32,7 +32,7 @@ def test_whatever_raises_before_a_handler_keeps_the_job(
     assert store is not None
 
     def is_somewhere(job: str) -> bool:
-        return bool(fleet.runs(job)) or job in fleet.dead() or store.get(job) is not None
+        return bool(fleet.runs(job)) or job in fleet.dead() or store.letters.get(job) is not None
 
     for step, error in zip(STEPS_OF[fleet.framework], itertools.cycle(KINDS), strict=False):
         with faults.at(step, error):
@@ -54,7 +54,7 @@ def test_what_a_process_lacks_as_a_job_begins_buries_no_job(
         with faults.at(step, error.__name__):
             job = fleet.send("act", "ok")
         eventually(lambda job=job: fleet.runs(job), seconds=45, what=f"the job after {error} at {step}")
-    assert (fleet.dead(), store.count(Filter())) == (set(), 0)
+    assert (fleet.dead(), store.letters.count(Filter())) == (set(), 0)
 
 
 @pytest.mark.requirement("RET-01")

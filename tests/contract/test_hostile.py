@@ -128,8 +128,8 @@ def test_a_message_that_nobody_can_carry_out_is_a_dead_letter_and_the_rest_runs(
     assert store is not None
     for name, (_, error_type) in hostile(fleet.framework).items():
         job = sent[name]
-        eventually(lambda job=job: store.get(job), what=f"the dead letter of {name}")
-        letter = store.get(job)
+        eventually(lambda job=job: store.letters.get(job), what=f"the dead letter of {name}")
+        letter = store.letters.get(job)
         assert letter is not None
         assert letter.error_type.startswith(error_type), name
         assert (letter.type, letter.queue, letter.cause) == ("act", fleet.queue, "invalid"), name
@@ -203,7 +203,7 @@ def test_a_job_from_the_end_of_all_times_becomes_a_dead_letter_like_others(fleet
     store = fleet.bridge.store
     assert store is not None
     for job in [fleet.put(raises(OSError, "down"), **differs)[0] for differs in sent]:
-        eventually(lambda job=job: store.get(job), what="the dead letter")
+        eventually(lambda job=job: store.letters.get(job), what="the dead letter")
         json.dumps(fleet.bridge.dead_letters.get(job).to_ojs())
 
 
@@ -218,7 +218,7 @@ def test_a_message_that_cannot_even_be_handed_to_the_pool_is_kept_and_takes_no_p
     store = fleet.bridge.store
     assert store is not None
     for job in sent:
-        eventually(lambda job=job: store.get(job) or fleet.runs(job), what="a dead letter")
+        eventually(lambda job=job: store.letters.get(job) or fleet.runs(job), what="a dead letter")
 
 
 def test_a_state_that_no_message_can_carry_any_further_is_a_dead_letter(fleet: Fleet) -> None:

@@ -18,7 +18,7 @@ def counted(fleet: Fleet) -> Counter[tuple[str, str, str]]:
     store = fleet.bridge.store
     assert store is not None
     now, found = datetime.now(timezone.utc), Counter[tuple[str, str, str]]()
-    for rate in store.rates(now - timedelta(hours=2), now, "hour"):
+    for rate in store.documents.rates(now - timedelta(hours=2), now, "hour"):
         found[rate.type.rpartition(".")[2], rate.queue, rate.outcome] += sum(rate.counts)
     return found
 

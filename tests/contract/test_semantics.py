@@ -226,7 +226,9 @@ def test_the_message_keeps_ten_errors_and_the_dead_letter_all_of_them(fleet: Fle
     discarded = fleet.send("act", raises(OSError), policy={**policy, "on_exhaustion": "discard"})
     end(fleet, discarded)
     for ended in (job, discarded):
-        eventually(lambda ended=ended: fleet.bridge.store.kept_errors(ended) == [], what="an empty history")
+        eventually(
+            lambda ended=ended: fleet.bridge.store.letters.kept_errors(ended) == [], what="an empty history"
+        )
 
 
 def size(state: dict[str, Any]) -> int:

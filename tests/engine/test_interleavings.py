@@ -79,7 +79,7 @@ def test_a_suspicion_ends_no_job(bridges: list[Bridge], request: pytest.FixtureR
     eventually(
         lambda: isinstance(begin(bridge, JOB, redelivered=True), Lost), what="the suspicion has lasted"
     )
-    eventually(lambda: bridge.store.suspect(family_of(bridge, last), gone=True) > 2 * SUSPECTED)
+    eventually(lambda: bridge.store.reservations.suspect(family_of(bridge, last), gone=True) > 2 * SUSPECTED)
     waits = begin(bridge, last, redelivered=True)
     assert isinstance(waits, Postpone)
     assert waits.at - bridge.engine.now() > ASK_AGAIN
@@ -91,7 +91,7 @@ def test_a_suspicion_ends_no_job(bridges: list[Bridge], request: pytest.FixtureR
 def family_of(bridge: Bridge, job: Job) -> str:
     """The family of the worker that has reserved a job."""
     now = bridge.engine.now()
-    answer = bridge.store.reserve(
+    answer = bridge.store.reservations.reserve(
         Reservation(job.key, job.fence), publication="", holder="test", mark="test", now=now, until=now
     )
     return heartbeat._family_of(answer.holder)
@@ -103,14 +103,16 @@ def family_of(bridge: Bridge, job: Job) -> str:
 class Away:
     """A store that goes away, and comes back."""
 
-    def __init__(self, store: Any) -> None:
-        self.store, self.is_away = store, False
+    def __init__(self, store: Any, whole: Away | None = None) -> None:
+        self.store, self.whole, self.is_away = store, whole or self, False
 
     def __getattr__(self, name: str) -> Any:
         known = getattr(self.store, name)
+        if name in {"letters", "parked", "reservations", "documents"}:
+            return Away(known, self)
 
         def ask(*words: Any, **options: Any) -> Any:
-            if self.is_away:
+            if self.whole.is_away:
                 raise StoreError("away")
             return known(*words, **options)
 
@@ -258,7 +260,7 @@ def test_a_snooze_that_was_published_before_a_kill_ends_once(
     assert letters(first) == [LAST.id]
     succeed(second, run(second, snoozed), way)
     assert letters(first) == []
-    assert first.store.count_parked() == 0
+    assert first.store.parked.count() == 0
     assert isinstance(begin(first, LAST), Drop)
 
 
@@ -270,12 +272,12 @@ def test_a_replay_that_was_killed_before_it_deleted_its_letter_ends_once(
     first, second = bridges
     bury(first, run(first, LAST), Failure("a", "b"))
     letter = first.dead_letters.get(LAST.id)
-    claimed = first.store.claim([LAST.id], now=first.engine.now(), seconds=60)
+    claimed = first.store.letters.claim([LAST.id], now=first.engine.now(), seconds=60)
     assert [each.id for each in claimed.letters] == [LAST.id]
     again = LAST._replace(errors=tuple(letter.errors), fence=letter.fence).replayed()
     succeed(second, run(second, again), way)
     assert letters(first) == []
-    assert first.store.delete([LAST.id], claimed.claim) == 0
+    assert first.store.letters.delete([LAST.id], claimed.claim) == 0
 
 
 def retry_of(job: Job, at: datetime) -> Job:
@@ -290,7 +292,7 @@ def test_a_parked_copy_of_what_has_succeeded_is_gone(bridges: list[Bridge], way:
     first, second = bridges
     begun, retry = run(first, JOB), retry_of(JOB, first.engine.now())
     park(first, begun, retry)
-    due = first.store.claim_due(
+    due = first.store.parked.claim_due(
         FRAMEWORK,
         now=first.engine.now() + timedelta(hours=1),
         until=first.engine.now() + timedelta(hours=2),
@@ -298,8 +300,8 @@ def test_a_parked_copy_of_what_has_succeeded_is_gone(bridges: list[Bridge], way:
     )
     assert len(due.retries) == 1
     succeed(second, run(second, retry), way)
-    assert first.store.count_parked() == 0
-    assert first.store.unpark(due.retries, due.claim) == 0
+    assert first.store.parked.count() == 0
+    assert first.store.parked.unpark(due.retries, due.claim) == 0
 
 
 def park(bridge: Bridge, begun: Run, job: Job) -> None:
@@ -312,7 +314,7 @@ def park(bridge: Bridge, begun: Run, job: Job) -> None:
 
 
 def left(store: Store) -> list[str]:
-    return [letter.id for letter in store.list(EVERYTHING, limit=9, cursor=None).letters]
+    return [letter.id for letter in store.letters.list(EVERYTHING, limit=9, cursor=None).letters]
 
 
 def test_what_is_not_left_by_the_job_stays(bridges: list[Bridge]) -> None:
@@ -327,14 +329,14 @@ def test_what_is_not_left_by_the_job_stays(bridges: list[Bridge]) -> None:
         "of another chain": replace(letter, key=f"{LAST.id}#other"),
     }
     for n, (what, other) in enumerate(others.items()):
-        bridge.store.bury(other)
+        bridge.store.letters.bury(other)
         again = LAST._replace(fence=LAST.fence + n + 1)
         bridge.engine.settling.settle(run(bridge, again), Complete())
         assert left(bridge.store) == [LAST.id], what
     begun, retry = run(bridge, JOB), retry_of(JOB, bridge.engine.now())
     park(bridge, begun, retry._replace(fence=7))
     bridge.engine.settling.settle(run(bridge, retry), Complete())
-    assert bridge.store.count_parked() == 1
+    assert bridge.store.parked.count() == 1
 
 
 def test_the_two_deaths_of_one_job_are_one_letter(bridges: list[Bridge]) -> None:
@@ -358,7 +360,7 @@ def test_a_worker_that_has_ended_the_suspicion_keeps_its_runs(
     """The other one has seen that the suspicion had lasted, and asks for the attempt a moment later."""
     first, second = bridges
     monkeypatch.setattr(heartbeat, "lives_here", lambda holder: False)
-    held, suspect = run(first, JOB), second.store.suspect
+    held, suspect = run(first, JOB), second.store.reservations.suspect
     family = first.engine.reservations.family
     seen: list[timedelta] = []
 
@@ -370,7 +372,7 @@ def test_a_worker_that_has_ended_the_suspicion_keeps_its_runs(
         seen.append(timedelta(hours=1))
         return seen[-1]
 
-    monkeypatch.setattr(second.store, "suspect", see)
+    monkeypatch.setattr(second.store.reservations, "suspect", see)
     second.engine.reservations.heart._late = time.monotonic() - 3600  # type: ignore[union-attr]
     # The reservation is an old one.
     monkeypatch.setattr(second.engine.reservations, "_length", timedelta(days=1))
@@ -388,7 +390,7 @@ def test_a_cancelled_retry_does_not_run_though_it_was_published_too(bridges: lis
     park(first, run(first, JOB), retry)
     first.retries.cancel(JOB.id)
     assert isinstance(begin(second, retry), Drop)
-    assert first.store.count_parked() == 0
+    assert first.store.parked.count() == 0
     # A job that the user sends under this id later is another job.
     assert begin(second, JOB._replace(id="j-2"), "p-2").job.attempt == 1  # type: ignore[union-attr]
 
@@ -402,9 +404,9 @@ def test_a_retry_that_has_begun_is_not_cancelled(bridges: list[Bridge]) -> None:
     begun = run(second, retry)
     with pytest.raises(RetryNotFound):
         first.retries.cancel(JOB.id)
-    assert first.store.count_parked() == 1
+    assert first.store.parked.count() == 1
     second.engine.settling.settle(begun, Complete())
-    assert first.store.count_parked() == 0
+    assert first.store.parked.count() == 0
 
 
 # A process that lives on this machine is never dead.

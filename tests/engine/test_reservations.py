@@ -26,7 +26,7 @@ from ojs_bridge.engine.runs import Begun, Drop, Lost, Onward, Postpone, Run
 from ojs_bridge.rules.decision import Complete, DeadLettered, Discarded, RetryAt, SnoozeUntil
 from ojs_bridge.rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
 from ojs_bridge.rules.job import Job, decode
-from ojs_bridge.store import Reservation, Settle, open_store
+from ojs_bridge.store import Reservation, Settle, Store, open_store
 from tests.lives import FRAMEWORK, Outbox
 from tests.servers import Valkey
 from tests.servers.process import eventually
@@ -236,7 +236,7 @@ def test_a_worker_that_lives_is_left_alone_though_its_connection_was_lost(
     family = first.engine.reservations.heart.family
     for _ in range(3):
         assert isinstance(begin(second, JOB, redelivered=True), Postpone)
-        eventually(lambda: second.store.suspect(family, gone=False) is None)
+        eventually(lambda: second.store.reservations.suspect(family, gone=False) is None)
         left_alone = begin(second, JOB)
         assert isinstance(left_alone, Postpone)
         assert left_alone.at - second.engine.now() > quick
@@ -251,7 +251,7 @@ def test_a_worker_of_an_earlier_release_is_left_alone_though_its_connection_was_
     """It ends no suspicion, and a rolling deploy has workers of both releases."""
     bridge, _ = bridges
     now = bridge.engine.now()
-    bridge.store.reserve(
+    bridge.store.reservations.reserve(
         Reservation(JOB.key, JOB.fence),
         publication="",
         holder="host:1:0a1b2c3d4e5f6071",
@@ -273,8 +273,8 @@ def test_a_main_process_that_lost_its_connection_speaks_for_its_children(
     """A child that runs C code may hold its interpreter's lock for longer than a suspicion lasts."""
     main, other = bridges
     main.engine.reservations.lost_connection()
-    other.store.suspect(main.engine.reservations.family, gone=True)
-    eventually(lambda: other.store.suspect(main.engine.reservations.family, gone=False) is None)
+    other.store.reservations.suspect(main.engine.reservations.family, gone=True)
+    eventually(lambda: other.store.reservations.suspect(main.engine.reservations.family, gone=False) is None)
 
 
 @pytest.mark.requirement("RET-12")
@@ -300,8 +300,8 @@ def test_an_old_suspicion_takes_no_new_reservation(bridges: list[Bridge], quick:
     first.engine.reservations.prove()
     heart = first.engine.reservations.heart
     heart.start()
-    second.store.suspect(heart.family, gone=True)
-    eventually(lambda: second.store.suspect(heart.family, gone=False) > quick)
+    second.store.reservations.suspect(heart.family, gone=True)
+    eventually(lambda: second.store.reservations.suspect(heart.family, gone=False) > quick)
     held = run(first, JOB)
     assert isinstance(begin(second, JOB, redelivered=True), Postpone)
     first.engine.settling.settle(held, Complete())
@@ -343,20 +343,18 @@ def test_judging_a_lost_attempt_can_be_lost_too(url: str, hasty: list[Bridge]) -
     assert all(isinstance(begun, (Postpone, Lost)) for begun in found)
 
 
-class Unsettling:
+def unsettling(url: str) -> Store:
     """A store that never settles one of its runs."""
+    store = open_store(url)
+    usual = store.reservations.settle
 
-    def __init__(self, url: str) -> None:
-        self._store = open_store(url)
-
-    def settle(self, settle: Settle) -> bool:
-        """Settle, or fail."""
-        if settle.reservation.key == "j-2":
+    def settle(order: Settle) -> bool:
+        if order.reservation.key == "j-2":
             raise StoreError("j-2 cannot be settled")
-        return self._store.settle(settle)
+        return usual(order)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
+    store.reservations.settle = settle  # type: ignore[method-assign, assignment]
+    return store
 
 
 @pytest.mark.requirement("RET-13")
@@ -365,7 +363,7 @@ def test_a_heartbeat_extends_the_reservation(url: str, settles: bool) -> None:
     """A run that is far longer than its reservation stays one run, whatever becomes of the runs beside it."""
     length = timedelta(seconds=8)  # a loaded machine may hold a heartbeat up for five seconds
     first, second = (
-        Bridge(store, POLICY, reservation=length) for store in (url if settles else Unsettling(url), url)
+        Bridge(store, POLICY, reservation=length) for store in (url if settles else unsettling(url), url)
     )
     begun = run(first, JOB)
     first.engine.settling.settle(run(first, JOB._replace(id="j-2")), Complete())
@@ -496,7 +494,7 @@ def test_a_job_that_ends_as_the_heart_beats_has_not_run_out(
     """The store has settled it, and its worker learns that a moment later; after a whole beat it is lost."""
     heart, store, begun = bridges[0].engine.reservations.heart, bridges[0].store, run(bridges[0], JOB)
     assert heart and store and begun.reservation
-    store.settle(Settle(begun.reservation, heart.holder, bridges[0].engine.now() + LONG))
+    store.reservations.settle(Settle(begun.reservation, heart.holder, bridges[0].engine.now() + LONG))
     heart._extend()
     assert heart.holds(begun.reservation)
     assert "ran out" not in caplog.text
@@ -509,7 +507,7 @@ def test_a_run_that_ends_within_its_reservation_asks_the_store_nothing(
     bridges: list[Bridge], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = run(bridges[0], JOB)
-    monkeypatch.setattr(bridges[0].store, "extend", None)
+    monkeypatch.setattr(bridges[0].store.reservations, "extend", None)
     bridges[0].engine.settling.check(begun)
 
 
@@ -777,7 +775,7 @@ def test_what_a_process_gets_as_it_ends_is_given_back_too(
     ending, other = bridges
     store, heart = ending.store, ending.engine.reservations.heart
     assert store and heart
-    reserve, asked, goes_on = store.reserve, threading.Event(), threading.Event()
+    reserve, asked, goes_on = store.reservations.reserve, threading.Event(), threading.Event()
 
     def slow(*args: Any, **options: Any) -> Any:
         answer = reserve(*args, **options)
@@ -785,7 +783,7 @@ def test_what_a_process_gets_as_it_ends_is_given_back_too(
         assert goes_on.wait(60)
         return answer
 
-    monkeypatch.setattr(store, "reserve", slow)
+    monkeypatch.setattr(store.reservations, "reserve", slow)
     with ThreadPoolExecutor() as pool:
         begun = pool.submit(begin, ending, JOB)
         assert asked.wait(60)

@@ -46,14 +46,16 @@ class House:
         assert self.bridge.store is not None
         known = {"discarded_at": self.bridge.engine.now() - timedelta(seconds=60), "framework": FRAMEWORK}
         found = letter(letter_id, **{**known, **fields})
-        self.bridge.store.bury(found)
+        self.bridge.store.letters.bury(found)
         return found
 
     def park(self, job_id: str, **fields: Any) -> None:
         """Park a retry that is due in an hour."""
         assert self.bridge.store is not None
         due = self.bridge.engine.now() + timedelta(hours=1)
-        self.bridge.store.park(parked(job_id, **{"next_retry_at": due, "framework": FRAMEWORK, **fields}))
+        self.bridge.store.parked.park(
+            parked(job_id, **{"next_retry_at": due, "framework": FRAMEWORK, **fields})
+        )
 
     def ids(self) -> list[str]:
         """Return the ids of the dead letters, the newest first."""

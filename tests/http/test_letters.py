@@ -364,7 +364,7 @@ def test_one_that_is_being_replayed(door: House) -> None:
     """The letter is there, but another replay has it: a conflict, and worth another try."""
     door.bury("j-1")
     assert door.bridge.store is not None
-    door.bridge.store.claim(["j-1"], now=door.bridge.engine.now(), seconds=60)
+    door.bridge.store.letters.claim(["j-1"], now=door.bridge.engine.now(), seconds=60)
     for method, path in (("DELETE", "j-1"), ("POST", "j-1/retry")):
         assert (
             refused(door.client.request(method, f"{LETTERS}/{path}"), 409, "x_conflict")["retryable"] is True

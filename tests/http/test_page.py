@@ -294,7 +294,7 @@ def test_what_is_hidden_is_never_sent_back(page: Page, door: Door) -> None:
         "body_encoding": "utf-8",
     }
     for name, message in (("hidden", told), ("pickled", pickled)):
-        door.store.bury(letter(name, queue="secret", framework="nobody", message=message))
+        door.store.letters.bury(letter(name, queue="secret", framework="nobody", message=message))
     page.locator("#letters-filters [name=queue]").fill("secret")
     expect(rows(page)).to_have_count(2)
     for name, args, kwargs in (("hidden", "are hidden", "too long"), ("pickled", "pickled", "pickled")):
@@ -320,7 +320,7 @@ def test_long_values_stay_in_their_boxes(page: Page, door: Door) -> None:
     long = "x" * 1_000_000
     error = {"attempt": 1, "type": "big", "message": "m" * 100_000, "timestamp": "2026-11-21T10:00:02.345Z"}
     message = {"args": [long], "kwargs": {}}
-    door.store.bury(letter("big", queue="big", framework="nobody", errors=(error,), message=message))
+    door.store.letters.bury(letter("big", queue="big", framework="nobody", errors=(error,), message=message))
     page.locator("#letters-filters [name=queue]").fill("big")
     expect(rows(page)).to_have_count(1)
     rows(page).first.click()
@@ -343,7 +343,7 @@ def test_letters_that_cannot_be_replayed_here_are_told_of_at_once(page: Page, do
     """What turns the text around it is spelt out, so that nobody takes one text for another."""
     error = {"attempt": 1, "type": "odd", "message": "\u202egnp.exe", "timestamp": "2026-11-21T10:00:02.345Z"}
     expect(page.locator("#unreplayable")).to_be_empty()
-    door.store.bury(letter("odd", queue="odd", framework="nobody", errors=(error,)))
+    door.store.letters.bury(letter("odd", queue="odd", framework="nobody", errors=(error,)))
     page.locator("#letters-filters [name=queue]").fill("odd")
     expect(rows(page)).to_have_count(1)
     expect(page.locator("#unreplayable")).to_contain_text("cannot replay the letters of nobody")
@@ -386,7 +386,7 @@ def test_many_are_replayed_by_a_filter(page: Page, door: Door) -> None:
 def test_selected_ones_are_deleted(page: Page, door: Door) -> None:
     """No other letter is deleted."""
     for name in ("keep", "one", "two"):
-        door.store.bury(letter(name, queue="doomed", framework="celery"))
+        door.store.letters.bury(letter(name, queue="doomed", framework="celery"))
     page.locator("#letters-filters [name=queue]").fill("doomed")
     expect(rows(page)).to_have_count(3)
     for name in ("one", "two"):
@@ -404,7 +404,7 @@ def test_selected_ones_are_deleted(page: Page, door: Door) -> None:
 def test_a_selection_is_a_single_request(page: Page, door: Door) -> None:
     """The rate limit of the page's own server is below the number of letters."""
     for n in range(150):
-        door.store.bury(letter(f"pick-{n}", queue="picked", framework="celery"))
+        door.store.letters.bury(letter(f"pick-{n}", queue="picked", framework="celery"))
     page.locator("#letters-filters [name=queue]").fill("picked")
     expect(rows(page)).to_have_count(100)
     page.evaluate(SCROLL.replace("3_000", "150"))
@@ -424,7 +424,7 @@ def test_a_bulk_replay_is_stopped_and_resumed(page: Page, door: Door) -> None:
     expect(page.locator("#letters-total")).not_to_be_empty()
     total = page.locator("#letters-total").inner_text()
     for n in range(300):
-        door.store.bury(letter(f"slow-{n}", queue="slowly", framework="celery", type="demo"))
+        door.store.letters.bury(letter(f"slow-{n}", queue="slowly", framework="celery", type="demo"))
     begun = page.request.post(
         f"{door.url}ojs/v1/operations",
         headers={"X-OJS-Bridge": "1"},
@@ -451,8 +451,8 @@ def test_a_search_goes_on_by_itself(page: Page, door: Door) -> None:
     """A request searches 2,000 letters; the match is beyond them."""
     old = letter().discarded_at - timedelta(days=9)
     for n in range(2_100):
-        door.store.bury(letter(f"hay-{n}", queue="hay", discarded_at=old + timedelta(seconds=n)))
-    door.store.bury(letter("needle", queue="hay", discarded_at=old, message={"args": ["a needle"]}))
+        door.store.letters.bury(letter(f"hay-{n}", queue="hay", discarded_at=old + timedelta(seconds=n)))
+    door.store.letters.bury(letter("needle", queue="hay", discarded_at=old, message={"args": ["a needle"]}))
     page.locator("#letters-filters [name=queue]").fill("hay")
     page.locator("#letters-filters [name=text]").fill("a needle")
     expect(rows(page)).to_have_count(1)
@@ -468,7 +468,7 @@ def bury_in_a_window(door: Door) -> datetime:
         died = now - timedelta(minutes=5 if n < 2 else 200, seconds=n)
         args = {"args": [f"seat {n}"], "kwargs": {}}
         known = {"queue": "window", "framework": "nobody", "errors": (error,), "message": args}
-        door.store.bury(letter(f"window-{n}", discarded_at=died, **known))
+        door.store.letters.bury(letter(f"window-{n}", discarded_at=died, **known))
     return now
 
 
@@ -560,7 +560,7 @@ def test_a_group_is_muted_opened_and_deleted(page: Page, door: Door) -> None:
         error = {**entry(1), "type": "crowd.error", "message": f"no seat {n} for <b>", "backtrace": frames}
         died = Bridge(door.store).engine.now() - timedelta(minutes=25)
         found = letter(f"crowd-{n}", queue="crowd", framework="nobody", errors=(error,), discarded_at=died)
-        door.store.bury(found)
+        door.store.letters.bury(found)
     page.get_by_role("link", name="Groups").click()
     row = page.locator("#groups li", has_text="crowd.error")
     first = row.get_by_text("first 25 min ago")
@@ -597,7 +597,7 @@ def test_a_group_is_muted_opened_and_deleted(page: Page, door: Door) -> None:
 
 def test_a_letter_that_has_gone_meanwhile(page: Page, door: Door) -> None:
     """A page that was left open for an hour says so, and shows the letters of now."""
-    door.store.bury(letter("short-lived", queue="fleeting", framework="celery"))
+    door.store.letters.bury(letter("short-lived", queue="fleeting", framework="celery"))
     page.locator("#letters-filters [name=queue]").fill("fleeting")
     expect(rows(page)).to_have_count(1)
     page.get_by_role("button", name="Pause").click()
@@ -611,7 +611,7 @@ def test_a_letter_that_has_gone_meanwhile(page: Page, door: Door) -> None:
 
 def test_what_a_replay_could_not_do_stays_on_the_page(page: Page, door: Door) -> None:
     """The message about a failure stays until the next bulk action; after a No the keyboard still works."""
-    door.store.bury(letter("nobodys", framework="nobody", queue="nobodys"))
+    door.store.letters.bury(letter("nobodys", framework="nobody", queue="nobodys"))
     page.locator('#letters-filters [name="queue"]').fill("nobodys")
     expect(page.locator("#letters li")).to_have_count(1)
     page.locator("#replay-all").click()
@@ -646,7 +646,7 @@ def test_html_in_job_data_stays_text(page: Page, door: Door) -> None:
         "timestamp": "t",
         "details": {EVIL: EVIL},
     }
-    door.store.bury(
+    door.store.letters.bury(
         letter(f"evil {EVIL}", type=EVIL, queue=EVIL, reason=EVIL, errors=(error,), message={"args": [EVIL]})
     )
     page.locator("#letters-filters [name=text]").fill("onerror")
@@ -665,7 +665,7 @@ def test_parked_retries_count_down(page: Page, door: Door) -> None:
     """One retry is run now, another is cancelled."""
     now = Bridge(door.store).engine.now()
     for name in ("run", "cancel"):
-        door.store.park(
+        door.store.parked.park(
             Parked(
                 id=name, key=name, fence=1, type="billing.charge", queue="q", framework="nobody", attempt=2,
                 max_attempts=5, next_retry_at=now + timedelta(hours=2, seconds=59),
@@ -702,7 +702,7 @@ def park_six(door: Door, queue: str, word: str) -> Bridge:
     now, error = bridge.engine.now(), {"attempt": 1, "type": "external.timeout", "timestamp": "t"}
     for n in range(6):
         state = {"v": 1, "attempt": 2, "errors": [{**error, "message": f"no answer {n}"}]}
-        door.store.park(
+        door.store.parked.park(
             parked(
                 f"{word}-{n}",
                 queue=queue if n else "other",
@@ -833,7 +833,9 @@ def test_a_phone_and_the_dark(browser: Browser, door: Door, scheme: Any) -> None
     long = "w" * 250
     error = {"attempt": 1, "type": long, "message": long, "timestamp": "t"}
     message = {"args": [long]}
-    door.store.bury(letter(long[:180], type=long, queue=long, errors=(error,), reason=long, message=message))
+    door.store.letters.bury(
+        letter(long[:180], type=long, queue=long, errors=(error,), reason=long, message=message)
+    )
     phone = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
     phone.goto(door.url)
     expect(phone.locator("#letters li").first).to_be_visible()
@@ -857,7 +859,7 @@ def test_thousands(browser: Browser, door: Door, tmp_path: Path) -> None:
     broker = door.environment["OJS_DEMO_VALKEY"]
     big = Door(f"{broker.removesuffix('/0')}/1", broker)
     for n in range(3_000):
-        big.store.bury(letter(f"j-{n}", discarded_at=letter().discarded_at - timedelta(seconds=n)))
+        big.store.letters.bury(letter(f"j-{n}", discarded_at=letter().discarded_at - timedelta(seconds=n)))
     command = big.python(SERVE, str(big.port), "a-token-of-16-characters")
     server = started(command, env=big.environment, log=tmp_path / "log", cwd=ROOT)
     try:
@@ -882,8 +884,8 @@ def test_thousands(browser: Browser, door: Door, tmp_path: Path) -> None:
 def test_a_reader_and_a_wrong_token(browser: Browser, door: Door) -> None:
     """A refused token is told as one; a reader's page has no active button that writes, and says why."""
     now = Bridge(door.store).engine.now()
-    door.store.bury(letter("read", queue="read", framework="nobody"))
-    door.store.park(parked("later", next_retry_at=now + timedelta(hours=2)))
+    door.store.letters.bury(letter("read", queue="read", framework="nobody"))
+    door.store.parked.park(parked("later", next_retry_at=now + timedelta(hours=2)))
     bridge = Bridge(door.store)
     with listening(app_for(bridge, operator_token=OPERATOR, reader_token=READER)) as address:
         page = browser.new_page()
@@ -920,7 +922,7 @@ def test_a_reader_and_a_wrong_token(browser: Browser, door: Door) -> None:
 def test_who_did_what(browser: Browser, door: Door) -> None:
     """A question asks for the reason; the record has it, beside the name of the token. Filters choose."""
     for n in range(2):
-        door.store.bury(letter(f"why-{n}", queue="why", framework="celery"))
+        door.store.letters.bury(letter(f"why-{n}", queue="why", framework="celery"))
     bridge = Bridge(door.store)
     with listening(app_for(bridge, tokens=f"alice:operator:{OPERATOR}")) as address:
         page = browser.new_page()
@@ -968,12 +970,12 @@ def test_the_page_is_live(page: Page, door: Door) -> None:
     total = int(page.locator("#letters-total").inner_text())
     now = letter().discarded_at
     for n, name in enumerate(("stays", "goes")):
-        door.store.bury(letter(name, queue="live", discarded_at=now + timedelta(seconds=n)))
+        door.store.letters.bury(letter(name, queue="live", discarded_at=now + timedelta(seconds=n)))
     page.locator("#letters-filters [name=queue]").fill("live")
     expect(rows(page)).to_have_count(2)
     page.locator('li[data-id="stays"]').focus()
     page.locator('li[data-id="stays"]').evaluate("row => { row.mark = 'the same'; }")
-    door.store.bury(letter("comes", queue="live", discarded_at=now + timedelta(seconds=2)))
+    door.store.letters.bury(letter("comes", queue="live", discarded_at=now + timedelta(seconds=2)))
     Bridge(door.store).dead_letters.delete("goes")
     expect(page.locator('li[data-id="goes"]')).to_have_count(0)
     expect(rows(page)).to_have_count(2)
@@ -984,7 +986,7 @@ def test_the_page_is_live(page: Page, door: Door) -> None:
     page.get_by_role("link", name="Parked retries").click()
     expect(page.locator("#retries-end")).to_have_text("No retry is parked.")
     bridge = Bridge(door.store)
-    door.store.park(parked("soon", next_retry_at=bridge.engine.now() + timedelta(hours=2)))
+    door.store.parked.park(parked("soon", next_retry_at=bridge.engine.now() + timedelta(hours=2)))
     expect(page.locator("#retries li")).to_have_count(1)
     bridge.retries.cancel("soon")
     expect(page.locator("#retries-end")).to_have_text("No retry is parked.")
@@ -998,7 +1000,9 @@ def test_the_readers_place_stays(page: Page, door: Door) -> None:
 
     def bury(start: int, end: int) -> None:
         for n in range(start, end):
-            door.store.bury(letter(f"many-{n}", queue="many", discarded_at=now + timedelta(seconds=n)))
+            door.store.letters.bury(
+                letter(f"many-{n}", queue="many", discarded_at=now + timedelta(seconds=n))
+            )
 
     bury(0, 40)
     page.locator("#letters-filters [name=queue]").fill("many")
@@ -1139,7 +1143,7 @@ def test_a_store_that_is_away_is_told_once_and_takes_no_orders(browser: Browser)
     with Valkey() as valkey:
         bridge, _ = bridge_with_outbox(valkey.url)
         assert bridge.store is not None
-        bridge.store.bury(letter("j-1", framework=FRAMEWORK))
+        bridge.store.letters.bury(letter("j-1", framework=FRAMEWORK))
         with listening(app_for(bridge, open_to_all=True)) as address:
             page.goto(address)
             expect(page.locator("#letters li")).to_have_count(1)
@@ -1181,8 +1185,10 @@ def test_everybody_can_use_the_page(browser: Browser, door: Door, scheme: Any) -
     axe = Axe()
     # A retry that was cancelled never comes back, so each test has a job of its own.
     bridge, job = Bridge(door.store), f"seen-{scheme}"
-    door.store.bury(letter(job, queue="seen", framework="nobody", message={"args": [1], "kwargs": {}}))
-    door.store.park(parked(job, next_retry_at=bridge.engine.now() + timedelta(hours=2)))
+    door.store.letters.bury(
+        letter(job, queue="seen", framework="nobody", message={"args": [1], "kwargs": {}})
+    )
+    door.store.parked.park(parked(job, next_retry_at=bridge.engine.now() + timedelta(hours=2)))
 
     def check(page: Page) -> None:
         found = axe.run(page)

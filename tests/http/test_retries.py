@@ -60,7 +60,7 @@ def test_one_that_is_being_published(door: House) -> None:
     door.park("j-1", next_retry_at=door.bridge.engine.now())
     assert door.bridge.store is not None
     now = door.bridge.engine.now()
-    door.bridge.store.claim_due(FRAMEWORK, now=now, until=now.replace(year=now.year + 1), limit=1)
+    door.bridge.store.parked.claim_due(FRAMEWORK, now=now, until=now.replace(year=now.year + 1), limit=1)
     for method, path in (("DELETE", "j-1"), ("POST", "j-1/run")):
         answer = door.client.request(method, f"{RETRIES}/{path}")
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "x_conflict")

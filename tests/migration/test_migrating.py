@@ -252,7 +252,7 @@ class Walk:
     def left(self) -> int:
         """Return how many queues of the broker hold a message, plus how many retries are parked."""
         with redis.Redis.from_url(self.environment["BROKER_URL"]) as client:
-            return client.exists(*QUEUES[self.framework]) + self.store.count_parked()
+            return client.exists(*QUEUES[self.framework]) + self.store.parked.count()
 
     def orders(self) -> int:
         """Return how many orders were placed."""
@@ -289,7 +289,7 @@ def test_the_guide(walk: Walk) -> None:
     eventually(lambda: walk.served() >= walk.ordered(), seconds=55, what="all orders")
     eventually(lambda: not walk.left(), what="an empty broker and no parked retries")
     assert walk.served() == walk.ordered()
-    letters = walk.store.list(Filter(), limit=100, cursor=None).letters
+    letters = walk.store.letters.list(Filter(), limit=100, cursor=None).letters
     dead = {(letter.error_type, letter.attempt) for letter in letters}
     assert dead
     assert dead <= DEAD

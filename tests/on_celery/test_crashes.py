@@ -144,7 +144,7 @@ def test_a_crash_of_a_job_that_another_worker_has_settled_is_not_heard(
     def settle_elsewhere(*_: Any) -> float:
         take_over(bridge.store, job)
         later = datetime.now(timezone.utc) + timedelta(days=1)
-        bridge.store.settle(Settle(Reservation(job, 0), "a worker that is gone", later))
+        bridge.store.reservations.settle(Settle(Reservation(job, 0), "a worker that is gone", later))
         return 600.0
 
     policy = {"max_attempts": 5, "backoff_strategy": settle_elsewhere, "max_interval": "PT1H"}

@@ -122,7 +122,9 @@ def grant(fleet: Fleet, job: AsyncResult) -> Grant:
     assert store
     until = now + timedelta(seconds=SHORT)
     turn = Reservation(job.id, 0)
-    return store.reserve(turn, publication="", holder="me", mark="me", now=now, until=until).grant
+    return store.reservations.reserve(
+        turn, publication="", holder="me", mark="me", now=now, until=until
+    ).grant
 
 
 def types(fleet: Fleet, job: AsyncResult) -> list[str]:

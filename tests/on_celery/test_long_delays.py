@@ -25,7 +25,7 @@ def fleet(separate: Callable[..., Fleet], request: pytest.FixtureRequest) -> Fle
 def parked(fleet: Fleet, *steps: Step) -> AsyncResult:
     """A job whose retry is parked."""
     job = fleet.send("act", *steps, ojs_retry=FAR)
-    eventually(lambda: fleet.bridge.store.get_parked(job.id), seconds=40, what="a parked retry")
+    eventually(lambda: fleet.bridge.store.parked.get(job.id), seconds=40, what="a parked retry")
     return job
 
 

@@ -107,7 +107,7 @@ def test_a_retry_that_cannot_be_published_is_parked(separate, broker: type[Valke
             eventually(lambda fleet=fleet, job=job: fleet.runs(job), seconds=20, what="a run")
         server.kill()
         for fleet, job in zip(fleets, jobs, strict=True):
-            parked = fleet.bridge.store.get_parked
+            parked = fleet.bridge.store.parked.get
             eventually(lambda parked=parked, job=job: parked(job.id), seconds=40, what="a parked retry")
             told = functools.partial(types, fleet, job)
             eventually(lambda told=told: "job.retrying" in told(), what="the event of the retry")

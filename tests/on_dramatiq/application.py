@@ -102,7 +102,7 @@ class Application:
 
     def letters(self) -> tuple[Letter, ...]:
         """The dead letters in the store."""
-        return self.store.list(Filter(), limit=100, cursor=None).letters
+        return self.store.letters.list(Filter(), limit=100, cursor=None).letters
 
     def dead(self) -> dict[str, str]:
         """The dead letters' last error, by job type."""

@@ -24,7 +24,7 @@ def park_many(count: int) -> None:
     for _ in range(count):
         message = many.message("many")
         key = message.message_id
-        store.park(
+        store.parked.park(
             Parked(
                 id=key,
                 key=key,

@@ -52,7 +52,9 @@ def grant(fleet: Fleet, job: Sent, fence: int = 0) -> Grant:
     store, now = fleet.bridge.store, fleet.bridge.engine.now()
     assert store is not None
     turn, until = Reservation(job.id, fence), now + timedelta(seconds=60)
-    return store.reserve(turn, publication="", holder="me", mark="me", now=now, until=until).grant
+    return store.reservations.reserve(
+        turn, publication="", holder="me", mark="me", now=now, until=until
+    ).grant
 
 
 def test_a_first_run_that_succeeds_is_remembered_for_a_while(make: Callable[..., Fleet]) -> None:

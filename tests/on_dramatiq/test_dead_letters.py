@@ -16,6 +16,7 @@ from ojs_bridge import (
     ConfigurationError,
     DeadLetter,
     StorageRetry,
+    Store,
     open_store,
 )
 from ojs_bridge.dramatiq import install
@@ -31,25 +32,22 @@ def fails(n: int) -> None:
     raise OSError(f"down for the {n}. time")
 
 
-class Graveless:
+def graveless(url: str, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A store that can never write a dead letter, and takes everything else."""
 
-    def __init__(self, url: str) -> None:
-        self.store = open_store(url)
-
-    def bury(self, *args: Any) -> None:
-        """Fail."""
+    def no_room(*_: Any) -> bool:
         raise Unstorable("no room")
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.store, name)
+    store = open_store(url)
+    monkeypatch.setattr(store.letters, "bury", no_room)
+    return store
 
 
 @pytest.mark.requirement("RET-14", "RET-17")
 def test_where_the_store_takes_no_dead_letter_the_dead_queue_holds_the_final_state(
-    broker: dramatiq.Broker, unique: str, tmp_path: Path
+    broker: dramatiq.Broker, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Graveless(f"sqlite:///{tmp_path}/ojs.db")
+    store = graveless(f"sqlite:///{tmp_path}/ojs.db", monkeypatch)
     fleet = Fleet(broker, unique, store=store, storage_retry=StorageRetry.disabled())
     kept = fleet.send(fleet.actor(fails, ojs_retry=KEEP))
     dropped = fleet.send(fleet.actor(fails, ojs_retry={"max_attempts": 2}))

@@ -23,7 +23,7 @@ from ojs_bridge.errors import Unreachable, Unroutable
 from ojs_bridge.operations import broker_letters
 from tests.on_dramatiq.conftest import url_of
 from tests.on_dramatiq.fleet import Fleet, Sent, broker_of, dead_messages
-from tests.on_dramatiq.test_dead_letters import Graveless
+from tests.on_dramatiq.test_dead_letters import graveless
 from tests.servers import eventually
 
 KEEP = {"max_attempts": 2, "on_exhaustion": "dead_letter"}
@@ -181,10 +181,12 @@ def test_a_queue_where_nothing_ever_died(request: pytest.FixtureRequest, kind: s
     broker.close()
 
 
-def test_with_a_store_the_whole_history_comes_along(stub: StubBroker, unique: str, tmp_path: Path) -> None:
+def test_with_a_store_the_whole_history_comes_along(
+    stub: StubBroker, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The store refused the dead letter, but had taken errors for which the job's header had no room."""
     url = f"sqlite:///{tmp_path}/ojs.db"
-    fleet = Fleet(stub, unique, store=Graveless(url), storage_retry=StorageRetry.disabled())
+    fleet = Fleet(stub, unique, store=graveless(url, monkeypatch), storage_retry=StorageRetry.disabled())
     quick = {"initial_interval": "PT0.001S", "max_interval": "PT0.001S"}
     job = fleet.send(fleet.actor(succeeds_later(13), ojs_retry={**KEEP, **quick, "max_attempts": 13}))
     bury(fleet, job)
@@ -193,7 +195,7 @@ def test_with_a_store_the_whole_history_comes_along(stub: StubBroker, unique: st
     # The third error had no room in the last header; the store would have got it with the dead letter.
     assert [e["attempt"] for e in letters.get(job.id).errors] == [1, 2, *range(4, 14)]
     letters.replay(job.id)
-    assert [entry["attempt"] for _, entry in open_store(url).kept_errors(job.id)] == [1, 2]
+    assert [entry["attempt"] for _, entry in open_store(url).letters.kept_errors(job.id)] == [1, 2]
     with fleet.working():
         assert fleet.end(job, nth=2).type == "job.completed"
     assert fleet.bridge.dead_letters.list().letters == ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ojs_bridge import Bridge, open_store
 from ojs_bridge.adapters.presence import LOOK_SECONDS
 from ojs_bridge.dramatiq import OJSRetries, consumer
 from ojs_bridge.dramatiq.on_redis import Acknowledgements
-from ojs_bridge.store import Reservation, Settle
+from ojs_bridge.store import Settle
 from tests.on_dramatiq.fleet import QUICK, Fleet, Heard, left_in
 from tests.servers import Valkey, eventually
 
@@ -77,30 +77,21 @@ def test_an_interrupt_after_the_actor(
     assert [type(e) for e in striking.heard] == [type(None), Interrupt, type(None)][: runs + 1]
 
 
-class Interrupted:
-    """A store during whose first answer the worker is told to shut down."""
-
-    def __init__(self, url: str) -> None:
-        self.store = open_store(url)
-        self.interrupts = 1
-
-    def reserve(self, *args: Any, **options: Any) -> Any:
-        """Reserve, and interrupt."""
-        found = self.store.reserve(*args, **options)
-        if self.interrupts and not args[0].key.startswith(("proof:", "ojs-bridge:")):
-            self.interrupts -= 1
-            raise Shutdown
-        return found
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.store, name)
-
-
 @pytest.mark.parametrize("broker", ["redis", "rabbitmq"], indirect=True)
 def test_a_job_whose_begin_is_interrupted_has_used_no_attempt(
-    broker: dramatiq.Broker, unique: str, tmp_path: Path
+    broker: dramatiq.Broker, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Interrupted(f"sqlite:///{tmp_path}/ojs.db")
+    """The worker is told to shut down during the store's first answer."""
+    store = open_store(f"sqlite:///{tmp_path}/ojs.db")
+    reserve, interrupts = store.reservations.reserve, [Shutdown]
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        found = reserve(*args, **options)
+        if interrupts and not args[0].key.startswith(("proof:", "ojs-bridge:")):
+            raise interrupts.pop()
+        return found
+
+    monkeypatch.setattr(store.reservations, "reserve", interrupted)
     fleet = Fleet(broker, unique, store=store, reservation=timedelta(seconds=6))
     job = fleet.send(fleet.actor(lambda n: None, max_retries=0))
     with fleet.working(threads=1):
@@ -131,33 +122,6 @@ def test_a_worker_is_present_while_a_job_outlasts_its_stop(valkey: Valkey) -> No
     over.set()
 
 
-class Slow:
-    """A store that settles its first run only when a test lets it, or the thread is interrupted."""
-
-    def __init__(self, url: str) -> None:
-        self.store = open_store(url)
-        self.settles, self.over = threading.Event(), threading.Event()
-
-    def settle(self, settle: Settle) -> bool:
-        """Settle."""
-        if not settle.reservation.key.startswith("ojs-bridge:"):
-            self._wait()
-        return self.store.settle(settle)
-
-    def settle_all(self, settles: Sequence[Settle]) -> Sequence[Reservation]:
-        """Settle."""
-        self._wait()
-        return self.store.settle_all(settles)  # type: ignore[attr-defined, no-any-return]
-
-    def _wait(self) -> None:
-        self.settles.set()
-        while not self.over.is_set():
-            time.sleep(0.005)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.store, name)
-
-
 def test_an_interrupt_that_comes_late_costs_no_acknowledgement(
     valkey: Valkey, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,7 +129,23 @@ def test_an_interrupt_that_comes_late_costs_no_acknowledgement(
 
     That thread settles and acknowledges for another one, too, which has gone on.
     """
-    store = Slow(f"sqlite:///{tmp_path}/ojs.db")
+    store = open_store(f"sqlite:///{tmp_path}/ojs.db")
+    settles, over = threading.Event(), threading.Event()
+
+    def slow(usual: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Settle a run only when the test lets it, or the thread is interrupted."""
+
+        def settle(order: Settle | Sequence[Settle]) -> Any:
+            if not (isinstance(order, Settle) and order.reservation.key.startswith("ojs-bridge:")):
+                settles.set()
+                while not over.is_set():
+                    time.sleep(0.005)
+            return usual(order)
+
+        return settle
+
+    for name in ("settle", "settle_all"):
+        monkeypatch.setattr(store.reservations, name, slow(getattr(store.reservations, name)))
     broker = RedisBroker(url=valkey.url, namespace=unique)
     fleet = Fleet(broker, unique, store=store)
     running, go = threading.Barrier(3), threading.Event()
@@ -176,17 +156,17 @@ def test_an_interrupt_that_comes_late_costs_no_acknowledgement(
 
     def ends_later(n: int) -> None:
         running.wait(90)
-        store.settles.wait(90)
+        settles.wait(90)
 
     jobs = [fleet.send(fleet.actor(waits, notify_shutdown=True)), fleet.send(fleet.actor(ends_later))]
     interrupt = shutdown.raise_thread_exception
 
     def late(*args: Any) -> None:
         go.set()
-        assert store.settles.wait(90)
+        assert settles.wait(90)
         time.sleep(0.3)  # the other job ends, too
         interrupt(*args)
-        threading.Timer(0.3, store.over.set).start()
+        threading.Timer(0.3, over.set).start()
 
     monkeypatch.setattr(shutdown, "raise_thread_exception", late)
     with fleet.working(threads=2):

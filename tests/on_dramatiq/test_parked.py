@@ -93,10 +93,10 @@ def test_four_processes_publish_what_is_due_once(
         url_of(request, kind), unique, tmp_path, "tests.on_dramatiq.parking", store=valkey.url
     )
     application.produce(f"park_many({count})")
-    assert application.store.count_parked() == count
+    assert application.store.parked.count() == count
     with application.working(fault="published", processes=4):
         eventually(lambda: len(application.times("many")) >= count, seconds=60)
-        eventually(lambda: application.store.count_parked() == 0)
+        eventually(lambda: application.store.parked.count() == 0)
     published = [word for word in application.counts() if word.startswith("published-")]
     assert len(published) == count
     assert set(application.counts().values()) == {1, count}

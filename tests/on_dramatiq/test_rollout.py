@@ -128,7 +128,9 @@ class Rollout:
         """The number of ends of each job: in its own note, in a dead queue or in the store."""
         native = [message.args[0] for message in dead_messages(self.broker, self.queue)]
         store = self.application.store
-        kept = [letter.reading.args[0] for letter in store.list(Filter(), limit=1000, cursor=None).letters]
+        kept = [
+            letter.reading.args[0] for letter in store.letters.list(Filter(), limit=1000, cursor=None).letters
+        ]
         return Counter([*(word for (word,) in self.lines("end")), *native, *kept])
 
     def left(self) -> int:
@@ -179,13 +181,13 @@ def test_a_fleet_rolls_out_and_back(rollout: Rollout) -> None:
     old = rollout.start("old")
     back = rollout.crossed("new", "old")
     rollout.reach(
-        lambda: rollout.crossed("new", "old") > back + 10 and store.count_parked() > 3, "the way back"
+        lambda: rollout.crossed("new", "old") > back + 10 and store.parked.count() > 3, "the way back"
     )
     end(new)
     drained = rollout.drain()
     assert drained.pop("published") > 0
     assert drained == {"failed": [], "held": 0, "others": {}}
-    assert store.count_parked() == 0
+    assert store.parked.count() == 0
 
     rollout.stop.touch()
     assert [producer.wait(90) for producer in producers] == [0, 0]

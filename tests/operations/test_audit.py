@@ -55,7 +55,7 @@ def test_each_action_is_a_record(fleet: Lives) -> None:
     for n in range(7):
         bury(bridge, f"j-{n}", type="a" if n < 5 else "b")
     for n in range(2):
-        store.park(parked(f"r-{n}"))
+        store.parked.park(parked(f"r-{n}"))
     before = bridge.engine.now()
     with acting(ANN):
         letters.replay("j-0", args=["secret"], queue="slow")
@@ -131,7 +131,7 @@ def test_a_failure_is_a_record(small: Lives) -> None:
             bridge.dead_letters.replay("j-0")
     store = bridge.store
     assert store is not None
-    store.claim(["j-1"], now=bridge.engine.now(), seconds=60)
+    store.letters.claim(["j-1"], now=bridge.engine.now(), seconds=60)
     with pytest.raises(LetterNotFound):
         bridge.dead_letters.delete("j-1")
     with pytest.raises(LetterNotFound):
@@ -215,7 +215,7 @@ def test_an_action_does_not_wait_for_its_record(
     def away(*_: Any) -> bool:
         raise StoreError("the disk is full")
 
-    monkeypatch.setattr(bridge.store, "write_document", away)
+    monkeypatch.setattr(bridge.store.documents, "write", away)
     with acting(ANN), caplog.at_level(logging.WARNING):
         bridge.dead_letters.delete("j-0")
     assert [letter.id for letter in bridge.dead_letters.list().letters] == ["j-1"]
@@ -251,8 +251,8 @@ def test_a_filter_that_matches_little_asks_the_store_little(
             pass
     asked, store = list[int](), bridge.store
     assert store is not None
-    usual = store.list_documents
-    monkeypatch.setattr(store, "list_documents", lambda *a, **k: asked.append(1) or usual(*a, **k))
+    usual = store.documents.list
+    monkeypatch.setattr(store.documents, "list", lambda *a, **k: asked.append(1) or usual(*a, **k))
     found, cursor, pages = list[int](), None, 0
     while cursor is not None or not pages:
         page = bridge.audit.list(who=ANN.name, limit=2, cursor=cursor)

@@ -170,7 +170,7 @@ def keep(bridge: Bridge, kind: Any) -> None:
         "recorded": 0,
     }
     assert bridge.store is not None
-    bridge.store.write_document(Document("operation", body["id"], parse_time(body["updated_at"]), body, 1))
+    bridge.store.documents.write(Document("operation", body["id"], parse_time(body["updated_at"]), body, 1))
 
 
 def test_another_process_stops_it_and_a_third_goes_on(fleet: Lives, url: str) -> None:
@@ -399,10 +399,10 @@ def test_the_fates_of_an_operations_jobs_go_with_it(fleet: Lives, monkeypatch: A
     bridge.engine.context.publishers[FRAMEWORK] = Running(bridge)
     done = bridge.operations.run(bridge.operations.begin("replay", ids=ids))
     kinds = [fate_kind(done.id, fate) for fate in get_args(Fate)]
-    assert sum(bridge.store.count_documents(kinds).values()) == 3 + 1 + 2 + 2
+    assert sum(bridge.store.documents.count(kinds).values()) == 3 + 1 + 2 + 2
     monkeypatch.setattr(operation, "KEPT", timedelta(seconds=-1))
     bridge.operations.begin("purge")
-    assert bridge.store.count_documents(kinds) == {}
+    assert bridge.store.documents.count(kinds) == {}
 
 
 def test_the_numbers_of_the_audit_add_up(fleet: Lives, monkeypatch: Any) -> None:
@@ -460,7 +460,7 @@ def test_an_override_goes_to_all_and_shows_no_argument(fleet: Lives) -> None:
 def test_a_replay_is_called_retry_in_json_and_in_the_store(fleet: Lives) -> None:
     bridge, outbox = fleet
     begun = bridge.operations.begin("replay", ids=bury_many(bridge, 2))
-    document = bridge.store.get_document(operation.KIND, begun.id)
+    document = bridge.store.documents.get(operation.KIND, begun.id)
     assert (begun.action, begun.to_ojs()["action"], document.body["action"]) == ("replay", "retry", "retry")
     ended = bridge.operations.run(bridge.operations.get(begun.id))
     assert (ended.action, ended.succeeded, len(published(outbox))) == ("replay", 2, 2)

@@ -30,7 +30,7 @@ def fill(bridge: Bridge, number: int = 10) -> None:
     now = bridge.engine.now()
     for n in range(number):
         due, at = now + timedelta(hours=1 + n), now - timedelta(minutes=n)
-        bridge.store.park(
+        bridge.store.parked.park(
             parked(f"r-{n}", queue="a" if n < 7 else "b", next_retry_at=due, parked_at=at, state=errors(n))
         )
 
@@ -87,11 +87,11 @@ def test_many_run_now(bridge: Bridge) -> None:
     """A retry that is overdue already, or that is parked meanwhile, is no trouble."""
     assert bridge.store is not None
     late = bridge.engine.now() - timedelta(hours=1)
-    bridge.store.park(parked("late", queue="a", next_retry_at=late, state=errors(0)))
+    bridge.store.parked.park(parked("late", queue="a", next_retry_at=late, state=errors(0)))
     begun = bridge.operations.begin("run", queue="a", error_type="external.*")
     after = begun.began_at + timedelta(seconds=1)
     new = parked("new", queue="a", state=errors(2), parked_at=after, next_retry_at=after + timedelta(hours=9))
-    bridge.store.park(new)
+    bridge.store.parked.park(new)
     done = bridge.operations.run(begun)
     assert (done.state, done.matched, done.succeeded) == ("done", 5, 5)
     assert due(bridge) == {"late", "r-0", "r-2", "r-4", "r-6"}
@@ -103,7 +103,7 @@ def test_many_are_cancelled_by_their_ids(bridge: Bridge) -> None:
     """A retry that a worker publishes at this moment stays, and is told."""
     assert bridge.store is not None
     now = bridge.engine.now()
-    bridge.store.claim_parked(["r-1"], now=now, until=now + timedelta(hours=1))
+    bridge.store.parked.claim(["r-1"], now=now, until=now + timedelta(hours=1))
     heard: list[Any] = []
     listening = Bridge(bridge.store, listeners=[heard.append])
     begun = listening.operations.begin("cancel", ids=["r-0", "r-1", "r-1", "gone", "r-2"])

@@ -345,7 +345,7 @@ def test_a_deleted_letter_leaves_nothing(store: str) -> None:
         bridge.dead_letters.replay("j-1")
     bridge.dead_letters.delete("j-1")
     assert bridge.store is not None
-    assert bridge.store.kept_errors("j-1") == []
+    assert bridge.store.letters.kept_errors("j-1") == []
     assert bridge.dead_letters.list().letters == ()
 
 
@@ -391,4 +391,4 @@ def test_from_end_to_end(store: str, unique: str) -> None:
     ]
     assert [e["message"] for e in letter.errors] == [f"down {n}" for n in range(1, 61)]
     assert fleet.bridge.store is not None
-    eventually(lambda: fleet.bridge.store.kept_errors(job.id) == [])
+    eventually(lambda: fleet.bridge.store.letters.kept_errors(job.id) == [])

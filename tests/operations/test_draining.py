@@ -37,7 +37,7 @@ class Fleet:
         """Park a retry that is due in so many hours."""
         at = self.bridge.engine.now().replace(microsecond=0) + timedelta(hours=hours)
         found = replace(parked(name, **{"framework": FRAMEWORK, **fields}), next_retry_at=at)
-        self.store.park(found)
+        self.store.parked.park(found)
         return found
 
     @property
@@ -122,7 +122,7 @@ def test_what_others_publish_is_left_to_them(fleet: Fleet) -> None:
     """The drain does not wait for retries that another worker has claimed, and counts them."""
     fleet.park("theirs", hours=-1)
     now = fleet.bridge.engine.now()
-    fleet.store.claim_due(FRAMEWORK, now=now, until=now + CLAIM, limit=1)
+    fleet.store.parked.claim_due(FRAMEWORK, now=now, until=now + CLAIM, limit=1)
     fleet.park("ours")
     assert fleet.bridge.retries.drain() == Drained(1, {}, 1, {})
     assert (fleet.published, fleet.left) == (["ours"], {"theirs"})
@@ -139,7 +139,7 @@ class Busy(Outbox):
         """Publish, and have the workers park the next retry at once."""
         super().publish(parked, state, **how)
         if parked.fence < 5:
-            self.fleet.store.park(replace(parked, fence=parked.fence + (parked.id == "fails")))
+            self.fleet.store.parked.park(replace(parked, fence=parked.fence + (parked.id == "fails")))
 
 
 def test_those_that_arrive_meanwhile_are_published_too(fleet: Fleet) -> None:

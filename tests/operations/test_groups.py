@@ -115,11 +115,11 @@ def test_a_mute_is_lifted_when_the_group_grows_by_more_than_it_had(bridge: Bridg
     groups.mute(USER)
     hours = (now - NOW) / HOUR + 1
     for n in range(9):
-        store_of(bridge).bury(died(f"other-{n}", hours, "gone"))
+        store_of(bridge).letters.bury(died(f"other-{n}", hours, "gone"))
     for n in range(3):
-        store_of(bridge).bury(died(f"new-{n}", hours, f"user {n} is slow"))
+        store_of(bridge).letters.bury(died(f"new-{n}", hours, f"user {n} is slow"))
     assert names(groups.list()) == [GONE, NO]
-    store_of(bridge).bury(died("one-more", hours + 1, "user 9 is slow"))
+    store_of(bridge).letters.bury(died("one-more", hours + 1, "user 9 is slow"))
     assert names(groups.list()) == [USER, GONE, NO]
     assert groups.mutes() == {}
     groups.mute(USER)
@@ -149,7 +149,7 @@ def test_a_group_is_replayed_and_deleted_as_any_choice_of_letters(bridge: Bridge
 def test_an_error_is_grouped_before_it_is_redacted(bridge: Bridge) -> None:
     """The group that is shown is that of the store, and no secret is shown."""
     message = {"args": [], "kwargs": {"secret": "hunter"}, "options": {}}
-    store_of(bridge).bury(replace(died("s", 9, "no password like hunter"), message=message))
+    store_of(bridge).letters.bury(replace(died("s", 9, "no password like hunter"), message=message))
     [group] = bridge.dead_letters.groups.list(limit=1)
     assert group.message.startswith("no password like")
     assert "hunter" not in str(group.to_ojs())

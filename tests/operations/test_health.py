@@ -73,9 +73,9 @@ def test_all_is_well(fleet: Lives) -> None:
     assert statuses(bridge)["workers"] == "degraded"
     Beat(bridge.engine.context, FRAMEWORK).tell()
     now = bridge.engine.now()
-    bridge.store.park(parked("soon", next_retry_at=now - timedelta(seconds=30)))
+    bridge.store.parked.park(parked("soon", next_retry_at=now - timedelta(seconds=30)))
     assert statuses(bridge)["retries"] == "ok"
-    bridge.store.park(parked("late", next_retry_at=now - timedelta(seconds=300)))
+    bridge.store.parked.park(parked("late", next_retry_at=now - timedelta(seconds=300)))
     found = bridge.health.check()
     assert (found.status, found.checks["retries"].status) == ("degraded", "degraded")
     assert found.checks["retries"].message.startswith("the oldest is 30")
@@ -96,7 +96,7 @@ def test_workers_of_long_ago(fleet: Lives, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(bridge.dead_letters, "_clock", lambda: bridge.engine.now() + health.KEPT)
     bridge.dead_letters.prune_once_a_period()
     assert bridge.store is not None
-    assert bridge.store.list_documents(health.KIND, limit=9, cursor=None).documents == ()
+    assert bridge.store.documents.list(health.KIND, limit=9, cursor=None).documents == ()
 
 
 def worker(bridge: Bridge, name: str, framework: str, *queues: str, ago: float = 0) -> Beat:
@@ -161,12 +161,12 @@ def test_a_worker_has_one_record_for_some_hours(fleet: Lives, monkeypatch: pytes
     beat, store = Beat(bridge.engine.context, FRAMEWORK), bridge.store
 
     def records() -> int:
-        return len(store.list_documents(health.KIND, limit=9, cursor=None).documents)
+        return len(store.documents.list(health.KIND, limit=9, cursor=None).documents)
 
     for _ in range(3):
         beat.tell()
     assert records() == 1
-    store.forget_documents(health.KIND, before=bridge.engine.now() + timedelta(days=1))
+    store.documents.forget(health.KIND, before=bridge.engine.now() + timedelta(days=1))
     assert records() == 0
     beat.tell()
     assert (records(), statuses(bridge)["workers"]) == (1, "ok")
@@ -371,7 +371,7 @@ def test_on_the_command_line(fleet: Lives, url: str, silent: int) -> None:
     well = run("health", store=url)
     assert (well.code, "1 in the last 90 s" in well.out, "no app" in well.out) == (0, True, True), well.out
     assert bridge.store is not None
-    bridge.store.park(parked("late", next_retry_at=bridge.engine.now() - timedelta(hours=1)))
+    bridge.store.parked.park(parked("late", next_retry_at=bridge.engine.now() - timedelta(hours=1)))
     late = run("health", "--json", store=url)
     assert (late.code, late.json[0]["checks"]["retries"]["status"]) == (1, "degraded")
     away = run("health", "--timeout", "0.3", store=f"redis://127.0.0.1:{silent}")

@@ -45,7 +45,7 @@ def bury(bridge: Bridge, letter_id: str, **fields: Any) -> Letter:
     assert bridge.store is not None
     fields = {"discarded_at": bridge.engine.now() - timedelta(seconds=60), "framework": FRAMEWORK, **fields}
     found = letter(letter_id, **fields)
-    bridge.store.bury(found)
+    bridge.store.letters.bury(found)
     return found
 
 
@@ -98,7 +98,7 @@ def test_those_that_cannot_be_replayed_stay_and_are_told(fleet: Lives) -> None:
     outbox.refuses = {"bad": TypeError("no such thing")}
     outbox.strangers = {"gone"}
     assert bridge.store is not None
-    bridge.store.claim(["held"], now=bridge.engine.now(), seconds=60)
+    bridge.store.letters.claim(["held"], now=bridge.engine.now(), seconds=60)
     done = bridge.dead_letters.replay_all(confirm=True)
     assert (done.matched, done.succeeded, done.failed) == (5, 1, 4)
     told = dict(done.errors)
@@ -136,14 +136,14 @@ def test_a_store_that_fails_once_the_message_was_sent(
     bridge, outbox = fleet
     bury(bridge, "j-1")
     assert bridge.store is not None
-    delete, failures = bridge.store.delete, [StoreError("away for a moment")]
+    delete, failures = bridge.store.letters.delete, [StoreError("away for a moment")]
 
     def failing(letter_ids: Sequence[str], claim: int) -> int:
         if failures:
             raise failures.pop()
         return delete(letter_ids, claim)
 
-    monkeypatch.setattr(bridge.store, "delete", failing)
+    monkeypatch.setattr(bridge.store.letters, "delete", failing)
     if many:
         bridge.dead_letters.replay_all(confirm=True)
     else:
@@ -194,7 +194,7 @@ def test_a_bulk_replay_that_is_killed_loses_nothing(url: str, tmp_path: Path) ->
     assert {*published} | left == names
     assert bridge.store is not None
     later = bridge.engine.now() + timedelta(seconds=61)
-    assert {found.id for found in bridge.store.claim([*left], now=later, seconds=60).letters} == left
+    assert {found.id for found in bridge.store.letters.claim([*left], now=later, seconds=60).letters} == left
 
 
 @pytest.mark.requirement("DLQ-R001")
@@ -232,7 +232,7 @@ def test_a_slow_replay_claims_each_letter_when_its_time_has_come(
         bury(bridge, f"j-{n}")
 
     def republish(letter: Letter, header: Header, override: Override) -> None:
-        claimed = store.claim([letter.id], now=bridge.engine.now(), seconds=60)
+        claimed = store.letters.claim([letter.id], now=bridge.engine.now(), seconds=60)
         others.extend(found.id for found in claimed.letters)
         publish(letter, header, override)
 
@@ -410,7 +410,7 @@ def test_purge(fleet: Lives) -> None:
     for n in range(5):
         bury(bridge, f"j-{n}", queue="a" if n < 4 else "b")
     assert bridge.store is not None
-    bridge.store.claim(["j-2"], now=bridge.engine.now(), seconds=60)
+    bridge.store.letters.claim(["j-2"], now=bridge.engine.now(), seconds=60)
     assert bridge.dead_letters.purge(queue="a").matched == 4
     assert bridge.dead_letters.stats().total == 5
     done = bridge.dead_letters.purge(queue="a", confirm=True)
@@ -479,13 +479,13 @@ def test_an_import_writes_many_letters_at_a_time(fleet: Lives, monkeypatch: pyte
     store = bridge.store
     assert store is not None
     lots: list[int] = []
-    bury_all = store.bury_all
+    bury_all = store.letters.bury_all
 
     def counted(letters: Sequence[Letter]) -> None:
         lots.append(len(letters))
         bury_all(letters)
 
-    monkeypatch.setattr(store, "bury_all", counted)
+    monkeypatch.setattr(store.letters, "bury_all", counted)
     lines = [to_json(letter(f"j-{n:03}")) for n in range(450)]
     assert bridge.dead_letters.load(lines) == 450
     assert lots == [200, 200, 50]
@@ -624,11 +624,11 @@ def test_parked_retries_are_redacted(url: str) -> None:
         message=celery_message("ann", SECRET),
     )  # fmt: skip
     assert bridge.store is not None
-    bridge.store.park(parked)
+    bridge.store.parked.park(parked)
     [listed] = bridge.retries.list().retries
     shown = [listed.to_ojs(), bridge.retries.get("j-1").to_ojs(), repr(listed)]
     assert SECRET not in json.dumps(shown)
-    assert bridge.store.get_parked("j-1") == replace(parked)
+    assert bridge.store.parked.get("j-1") == replace(parked)
     bridge.retries.cancel("j-1")
 
 

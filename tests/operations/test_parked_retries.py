@@ -116,7 +116,7 @@ def test_no_error_of_a_chore_ends_the_scheduler(worker: Worker, monkeypatch: pyt
         swept.append(1)
         raise RuntimeError("no store raises this")
 
-    monkeypatch.setattr(worker.bridge.store, "expire_before", broken)
+    monkeypatch.setattr(worker.bridge.store.reservations, "expire_before", broken)
     worker.park("j-1")
     worker.bridge.start()
     eventually(lambda: swept, what="a sweep")
@@ -210,7 +210,7 @@ def test_what_this_process_does_not_serve_waits_for_another(url: str, worker: Wo
     own = worker.park("j-1")
     for n in range(BATCH + 1):
         foreign = replace(own, id=f"f-{n}", key=f"f-{n}", framework="other", next_retry_at=own.parked_at)
-        store.park(foreign)
+        store.parked.park(foreign)
     worker.bridge.retries.run("j-1")
     worker.bridge.start()
     eventually(lambda: worker.published == ["j-1"], what="its own was published")
@@ -230,7 +230,7 @@ def test_four_schedulers_publish_each_once(url: str) -> None:
     template = workers[0].park("j")
     for n in range(1500):
         due = replace(template, id=f"j-{n}", key=f"j-{n}", next_retry_at=template.parked_at)
-        store.park(due)
+        store.parked.park(due)
     gate = threading.Barrier(4)
 
     def start(worker: Worker) -> None:

@@ -70,13 +70,13 @@ def test_outcomes(job: Job, decision: Decision, expected: dict[str, float]) -> N
 def counted(store: Store) -> Counter[tuple[str, str]]:
     """All counts of the last hour, by job type and outcome."""
     found: Counter[tuple[str, str]] = Counter()
-    for rate in store.rates(NOW - timedelta(hours=1), NOW + timedelta(hours=1), "minute"):
+    for rate in store.documents.rates(NOW - timedelta(hours=1), NOW + timedelta(hours=1), "minute"):
         found[rate.type, rate.outcome] += sum(rate.counts)
     return found
 
 
 def counting(store: Store) -> Rates:
-    return Rates(store, lambda: datetime.now(timezone.utc), timedelta(minutes=1))
+    return Rates(store.documents, lambda: datetime.now(timezone.utc), timedelta(minutes=1))
 
 
 def test_runs_are_added_up(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_runs_are_added_up(tmp_path: Path) -> None:
     for seconds in (0.0, 0.01, 0.02, 1e9):
         counter.count(JOB, Complete(), seconds)
     counter.close(30)
-    (rate,) = store.rates(NOW - timedelta(hours=1), NOW + timedelta(hours=1), "minute")
+    (rate,) = store.documents.rates(NOW - timedelta(hours=1), NOW + timedelta(hours=1), "minute")
     assert rate.counts == (2, 1, *[0] * (len(BOUNDS) - 2), 1)
     counter.count(JOB, Complete(), 0)
     counter.close(30)
@@ -136,7 +136,7 @@ def test_counts_whose_answer_is_lost_count_once(monkeypatch: pytest.MonkeyPatch)
         counter = counting(store)
         counter.count(JOB, Complete(), 0)
         eventually(lambda: counted(store).total() == 1, what="the first run")
-        lost, record = list[StoreError](), store.record_rates
+        lost, record = list[StoreError](), store.documents.record_rates
 
         def record_rates(*counts: Any) -> None:
             try:
@@ -145,7 +145,7 @@ def test_counts_whose_answer_is_lost_count_once(monkeypatch: pytest.MonkeyPatch)
                 lost.append(error)
                 raise
 
-        monkeypatch.setattr(store, "record_rates", record_rates)
+        monkeypatch.setattr(store.documents, "record_rates", record_rates)
         os.kill(server.pid, signal.SIGSTOP)
         counter.count(JOB, Complete(), 0)
         eventually(lambda: lost, what="a lost answer")

@@ -30,7 +30,7 @@ def bury(bridge: Bridge, letter_id: str, ago: timedelta, **fields: Any) -> None:
     """Bury a letter of the outbox that died some time ago."""
     assert bridge.store is not None
     known = {"discarded_at": bridge.engine.now() - ago, "framework": FRAMEWORK, **fields}
-    bridge.store.bury(letter(letter_id, **known))
+    bridge.store.letters.bury(letter(letter_id, **known))
 
 
 def sent(outbox: Outbox) -> list[str]:

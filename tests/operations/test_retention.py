@@ -31,7 +31,9 @@ def fill(bridge: Bridge, ages: dict[str, int], queue: str = "default") -> Store:
     """Bury letters of so many days."""
     assert bridge.store is not None
     for letter_id, days in ages.items():
-        bridge.store.bury(letter(letter_id, discarded_at=bridge.engine.now() - days * DAY, queue=queue))
+        bridge.store.letters.bury(
+            letter(letter_id, discarded_at=bridge.engine.now() - days * DAY, queue=queue)
+        )
     return bridge.store
 
 
@@ -74,10 +76,12 @@ def deploy(bridge: Bridge, count: int) -> Store:
     now = bridge.engine.now()
     for n in range(8):
         at = now - timedelta(hours=20 - n)
-        bridge.store.bury(letter(f"old-{n}", discarded_at=at, errors=({**entry(3), "type": f"e.{n % 4}"},)))
+        bridge.store.letters.bury(
+            letter(f"old-{n}", discarded_at=at, errors=({**entry(3), "type": f"e.{n % 4}"},))
+        )
     for n in range(count):
         at = now - timedelta(minutes=count - n)
-        bridge.store.bury(letter(f"new-{n}", type="bad.deploy", discarded_at=at))
+        bridge.store.letters.bury(letter(f"new-{n}", type="bad.deploy", discarded_at=at))
     return bridge.store
 
 
@@ -123,7 +127,7 @@ def test_a_limit_that_is_nearly_met_is_warned_of_once(url: str, caplog: pytest.L
     assert caplog.text.count("dead letters are nearly as many as max_count (* 90%)") == 1
     bridge.dead_letters.delete("new-0")
     bridge.dead_letters.prune()
-    store.bury(letter("one-more", discarded_at=bridge.engine.now()))
+    store.letters.bury(letter("one-more", discarded_at=bridge.engine.now()))
     bridge.dead_letters.prune()
     assert caplog.text.count("nearly as many") == 2
 
@@ -160,11 +164,11 @@ def test_an_archive_has_only_what_was_pruned(url: str, tmp_path: Path) -> None:
     archive = tmp_path / "dead.jsonl"
     bridge = Bridge(url, retention=Retention("P30D", archive=archive))
     store = fill(bridge, {"held": 41, "old": 40})
-    held = store.claim(["held"], now=bridge.engine.now(), seconds=60)
+    held = store.letters.claim(["held"], now=bridge.engine.now(), seconds=60)
     assert bridge.dead_letters.prune() == 1
     assert [json.loads(line)["id"] for line in archive.read_text().splitlines()] == ["old"]
     assert ids(store) == ["held"]
-    assert store.delete(["held"], held.claim) == 1
+    assert store.letters.delete(["held"], held.claim) == 1
 
 
 def test_an_archive_that_cannot_be_written_loses_nothing(url: str, tmp_path: Path) -> None:
@@ -173,7 +177,9 @@ def test_an_archive_that_cannot_be_written_loses_nothing(url: str, tmp_path: Pat
     with pytest.raises(FileNotFoundError):
         bridge.dead_letters.prune()
     assert ids(store) == ["old"]
-    assert store.claim(["old"], now=bridge.engine.now(), seconds=60).letters, "it can be replayed at once"
+    assert store.letters.claim(["old"], now=bridge.engine.now(), seconds=60).letters, (
+        "it can be replayed at once"
+    )
 
 
 @pytest.mark.requirement("DLQ-005")
@@ -186,7 +192,7 @@ def test_one_worker_of_a_fleet_prunes_at_a_time(url: str, monkeypatch: pytest.Mo
     store = fill(fleet[0], {f"j-{n}": 40 for n in range(700)})
     for bridge in fleet:
         bridge.start()
-    eventually(lambda: store.count(Filter()) == 0, what="they were pruned")
+    eventually(lambda: store.letters.count(Filter()) == 0, what="they were pruned")
     eventually(lambda: told, what="it was told")
     for bridge in fleet:
         bridge.stop()
@@ -205,7 +211,7 @@ def test_who_died_while_pruning_stands_in_nobodys_way(url: str) -> None:
     store, now = fill(bridge, {"old": 40}), bridge.engine.now()
     until = now + timedelta(minutes=10)
     held = reservation_at("prune", PERIOD, now)
-    store.reserve(held, publication="", holder="dead", mark="its", now=now, until=until)
+    store.reservations.reserve(held, publication="", holder="dead", mark="its", now=now, until=until)
     assert Pruner(store, Retention("P30D"), lambda: now, whole).prune_once_a_period() is None
     assert ids(store) == ["old"]
     assert (

@@ -25,9 +25,9 @@ def fill(bridge: Bridge) -> Store:
     store = bridge.store
     assert store is not None
     for name, queue in {"p-1": "mail", "p-2": "mail", "p-3": "billing"}.items():
-        store.park(parked(name, 3600, queue=queue))
+        store.parked.park(parked(name, 3600, queue=queue))
     for name, queue in {"d-1": "billing", "d-2": "web"}.items():
-        store.bury(letter(name, queue=queue, discarded_at=bridge.engine.now()))
+        store.letters.bury(letter(name, queue=queue, discarded_at=bridge.engine.now()))
     return store
 
 
@@ -45,9 +45,9 @@ def test_what_changes_state_is_counted_there(bridge: Bridge) -> None:
     """A retry counts until it has been published; a letter that has gone does not count."""
     store = fill(bridge)
     later = bridge.engine.now() + timedelta(hours=2)
-    due = store.claim_due("dramatiq", now=later, until=later + timedelta(minutes=1), limit=2)
+    due = store.parked.claim_due("dramatiq", now=later, until=later + timedelta(minutes=1), limit=2)
     assert bridge.counts()["retryable"] == 3
-    store.unpark(due.retries, due.claim)
+    store.parked.unpark(due.retries, due.claim)
     bridge.dead_letters.delete("d-1")
     assert bridge.counts() == {"retryable": 1, "discarded": 1}
 
@@ -55,11 +55,11 @@ def test_what_changes_state_is_counted_there(bridge: Bridge) -> None:
 def test_parked_retries_are_counted_by_queue_and_type(bridge: Bridge) -> None:
     """The filters are those of the list."""
     store = fill(bridge)
-    store.park(replace(parked("p-4", 3600), type="auth.login", queue="mail"))
+    store.parked.park(replace(parked("p-4", 3600), type="auth.login", queue="mail"))
     assert bridge.retries.count() == 4
     assert bridge.retries.count(queue="mail") == 3
     assert bridge.retries.count(type="auth.*") == bridge.retries.count(queue="mail", type="auth.login") == 1
-    assert store.count_parked(Filter("mail", "billing.*")) == 2
+    assert store.parked.count(Filter("mail", "billing.*")) == 2
 
 
 def test_without_a_store_nobody_knows() -> None:

@@ -68,7 +68,7 @@ def test_a_silent_connection_is_an_error_in_time(way: tuple[Proxy, str, str]) ->
     """There is one error only: the store drops its other connections of that time without asking them."""
     proxy, url, _ = way
     store = open_store(url, patience=PATIENCE)
-    asks = store.stats
+    asks = store.letters.stats
     meet = threading.Barrier(4)
 
     def ask_together() -> None:
@@ -100,7 +100,7 @@ def test_a_worker_goes_on_over_a_silent_connection(way: tuple[Proxy, str, str]) 
     eventually(lambda: within(ENOUGH, worker.retries.count) == 0)
     assert proxy.silence()
     assert other.store is not None
-    other.store.park(parked("due", framework=FRAMEWORK, next_retry_at=other.engine.now()))
+    other.store.parked.park(parked("due", framework=FRAMEWORK, next_retry_at=other.engine.now()))
     ends = time.monotonic() + 1.5 * RESERVATION.total_seconds()
     while time.monotonic() < ends:
         assert isinstance(begin(other, JOB), Postpone)
@@ -122,7 +122,7 @@ def test_a_client_that_went_silent_within_a_transaction_holds_no_lock_for_long(
         gone = threading.Event()
 
         def hold_a_lock() -> None:
-            with pytest.raises(StoreError), silent.database.connection(durable=True) as connection:
+            with pytest.raises(StoreError), silent.connection(durable=True) as connection:
                 connection.exec_driver_sql("UPDATE ojs_reservations SET mark = ''")
                 proxy.silence()
                 gone.set()
@@ -137,7 +137,7 @@ def test_a_client_that_went_silent_within_a_transaction_holds_no_lock_for_long(
 
 def settles(store: Store) -> bool:
     try:
-        return bool(within(ENOUGH, lambda: store.settle(over())))
+        return bool(within(ENOUGH, lambda: store.reservations.settle(over())))
     except StoreError:
         return False
 
@@ -149,9 +149,9 @@ def test_a_busy_file_is_an_error_in_time(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "ojs.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreError, match="locked"):
-            within(ENOUGH, lambda: store.settle(over()))
+            within(ENOUGH, lambda: store.reservations.settle(over()))
         other.execute("ROLLBACK")
-    assert store.settle(over())
+    assert store.reservations.settle(over())
 
 
 def test_the_threads_of_a_process_wait_for_a_busy_file_together(
@@ -165,7 +165,7 @@ def test_the_threads_of_a_process_wait_for_a_busy_file_together(
         other.execute("BEGIN IMMEDIATE")
         began = time.monotonic()
         with ThreadPoolExecutor(20) as pool:
-            asked = [pool.submit(store.settle, over()) for _ in range(20)]
+            asked = [pool.submit(store.reservations.settle, over()) for _ in range(20)]
             errors = [str(question.exception(ENOUGH)) for question in asked]
         assert time.monotonic() - began < 15
     assert any("other threads of this process have kept it busy for 1 s" in error for error in errors)
@@ -183,8 +183,7 @@ def test_a_store_is_waited_for_within_a_reservation(
 
 def test_a_thread_waits_for_a_free_connection_in_time() -> None:
     """SQLAlchemy itself waits for half a minute, which is longer than a reservation may be."""
-    store: Any = open_store("postgresql+psycopg://h/db", patience=PATIENCE)
-    database = store.database
+    database: Any = open_store("postgresql+psycopg://h/db", patience=PATIENCE)
     assert [engine.pool.timeout() for engine in (database._quick, database._durable)] == [PATIENCE] * 2
     assert database._quick.pool is database._durable.pool, (
         "they share the connections that the page on stores counts"
@@ -202,10 +201,10 @@ def test_a_thread_waits_for_a_free_connection_in_time() -> None:
 def test_what_a_url_says_of_time_counts(url: str) -> None:
     store: Any = open_store(url)
     if isinstance(store, SQLStore):
-        given = store.database._quick.dialect.create_connect_args(store.database._quick.url)[1]
+        given = store._quick.dialect.create_connect_args(store._quick.url)[1]
         assert [given[name] for name in ("connect_timeout", "tcp_user_timeout")] == ["7", "70"]
     else:
-        assert store.server._topology.options["socket_timeout"] == 7
+        assert store._topology.options["socket_timeout"] == 7
 
 
 @contextmanager
@@ -251,5 +250,5 @@ def ask_without_descriptors(url: str) -> None:
             with pytest.raises(StoreError):
                 begin(unconnected, JOB)
             with pytest.raises(StoreError):
-                unconnected.store.bury(letter())
+                unconnected.store.letters.bury(letter())
     assert isinstance(begin(unconnected, JOB), Postpone)

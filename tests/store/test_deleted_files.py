@@ -64,7 +64,7 @@ def file(tmp_path: Path) -> Path:
 def store(file: Path) -> Store:
     """A store with a letter and connections that were used."""
     store = open_store(f"sqlite:///{file}")
-    store.bury(letter("earlier"))
+    store.letters.bury(letter("earlier"))
     reserve(store, key="earlier")
     return store
 
@@ -80,10 +80,10 @@ def test_what_is_written_to_a_deleted_file_is_an_error_once(
 ) -> None:
     """The next write goes to the new file, where every store finds it."""
     steps: dict[str, Callable[[], object]] = {
-        "bury": lambda: store.bury(letter()),
-        "park": lambda: store.park(parked()),
+        "bury": lambda: store.letters.bury(letter()),
+        "park": lambda: store.parked.park(parked()),
         "reserve": lambda: reserve(store),
-        "settle": lambda: store.settle(over()),
+        "settle": lambda: store.reservations.settle(over()),
     }
     end(file)
     with pytest.raises(StoreError, match="its file was deleted or replaced"):
@@ -92,7 +92,7 @@ def test_what_is_written_to_a_deleted_file_is_an_error_once(
         with suppress(StoreError):
             step()
     other = open_store(f"sqlite:///{file}")
-    assert (ids(other), other.count_parked(), reserve(other).grant) == (["j-1"], 1, Grant.SETTLED)
+    assert (ids(other), other.parked.count(), reserve(other).grant) == (["j-1"], 1, Grant.SETTLED)
     assert ids(store) == ["j-1"]
 
 
@@ -103,10 +103,10 @@ def test_no_letter_is_lost_when_the_file_is_deleted_while_it_is_written(
     assert isinstance(store, SQLStore)
     with (
         pytest.raises(StoreError, match="its file was deleted or replaced"),
-        store.database.connection(durable=True),
+        store.connection(durable=True),
     ):
         end(file)
-    store.bury(letter())
+    store.letters.bury(letter())
     assert ids(open_store(f"sqlite:///{file}")) == ["j-1"]
 
 
@@ -129,21 +129,21 @@ def test_a_run_that_ends_after_the_file_was_deleted_leaves_its_letter(
 def test_a_file_that_is_deleted_while_nothing_is_connected(store: Store, file: Path) -> None:
     """A forked child has no connection yet. The new file may even have the old file's inode number."""
     assert isinstance(store, SQLStore)
-    store.database._dispose(close=True)
+    store._dispose(close=True)
     file.write_bytes(b"")
     for _ in range(2):
         with suppress(StoreError):
-            store.bury(letter())
+            store.letters.bury(letter())
     assert ids(open_store(f"sqlite:///{file}")) == ["j-1"]
 
 
 def test_a_file_is_found_wherever_its_process_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     store = open_store("sqlite:///ojs.db")
-    store.bury(letter())
+    store.letters.bury(letter())
     monkeypatch.chdir("/")
     assert reserve(store).grant is Grant.TAKEN
-    assert store.bury(letter(), over())
+    assert store.letters.bury(letter(), over())
 
 
 @LOGS
@@ -153,10 +153,10 @@ def test_what_is_written_without_the_log_is_an_error_once(
 ) -> None:
     """A connection goes on to write to the deleted log, which no other connection reads."""
     steps: dict[str, Callable[[], object]] = {
-        "bury": lambda: store.bury(letter()),
-        "park": lambda: store.park(parked()),
+        "bury": lambda: store.letters.bury(letter()),
+        "park": lambda: store.parked.park(parked()),
         "reserve": lambda: reserve(store),
-        "settle": lambda: store.settle(over()),
+        "settle": lambda: store.reservations.settle(over()),
     }
     end(file)
     with pytest.raises(StoreError, match=r"its write-ahead log \(-wal\) was deleted or replaced"):
@@ -165,22 +165,22 @@ def test_what_is_written_without_the_log_is_an_error_once(
         step()
     other = open_store(f"sqlite:///{file}")
     assert "j-1" in ids(other)
-    assert (other.count_parked(), reserve(other).grant) == (1, Grant.SETTLED)
+    assert (other.parked.count(), reserve(other).grant) == (1, Grant.SETTLED)
 
 
 def test_the_log_that_the_last_connection_deletes_is_not_missed(store: Store, file: Path) -> None:
     """A process that forks closes its connections, and SQLite deletes the log with the last of them."""
     assert isinstance(store, SQLStore)
     for _ in range(2):
-        store.database._dispose(close=True)
+        store._dispose(close=True)
         assert not file.with_name(f"{file.name}-wal").exists()
-        store.bury(letter())
+        store.letters.bury(letter())
     assert ids(store) == ids(open_store(f"sqlite:///{file}")) == ["j-1", "earlier"]
 
 
 def test_the_watch_costs_no_statement_anything(store: Store) -> None:
     """SQLAlchemy looks for listeners at each statement of an engine that has one, but not for a pool's."""
     assert isinstance(store, SQLStore)
-    store.bury(letter())
-    assert not store.database._quick._has_events
-    assert not store.database._durable._has_events
+    store.letters.bury(letter())
+    assert not store._quick._has_events
+    assert not store._durable._has_events

@@ -21,37 +21,37 @@ def document(name: str, *, kind: str = "note", minutes: int = 0, **body: object)
 
 def test_a_document_is_kept_as_it_was_written(store: Store) -> None:
     written = document("a", text="\ud800 \0 ü", list=[1, {"deep": None}])
-    assert store.write_document(written)
-    assert store.get_document("note", "a") == written
-    assert store.get_document("note", "b") is None
-    assert store.get_document("other", "a") is None
+    assert store.documents.write(written)
+    assert store.documents.get("note", "a") == written
+    assert store.documents.get("note", "b") is None
+    assert store.documents.get("other", "a") is None
 
 
 def test_only_the_next_revision_is_written(store: Store) -> None:
     first = document("a", n=1)
     second = replace(first, body={"n": 2}, revision=2)
-    assert store.write_document(first)
-    assert store.write_document(first), "a write that is repeated after a lost answer is no other write"
-    assert not store.write_document(document("a", n="another"))
-    assert store.write_document(second)
-    assert not store.write_document(replace(second, body={"n": "late"}))
-    assert not store.write_document(first)
-    assert store.get_document("note", "a") == second
+    assert store.documents.write(first)
+    assert store.documents.write(first), "a write that is repeated after a lost answer is no other write"
+    assert not store.documents.write(document("a", n="another"))
+    assert store.documents.write(second)
+    assert not store.documents.write(replace(second, body={"n": "late"}))
+    assert not store.documents.write(first)
+    assert store.documents.get("note", "a") == second
 
 
 def test_documents_are_counted_by_kind(store: Store) -> None:
     for n in range(3):
-        store.write_document(document(f"a-{n}", kind="op-1.died"))
-    store.write_document(document("a-0", kind="op-2.died"))
-    store.write_document(replace(document("a-0", kind="op-2.died"), revision=2))
+        store.documents.write(document(f"a-{n}", kind="op-1.died"))
+    store.documents.write(document("a-0", kind="op-2.died"))
+    store.documents.write(replace(document("a-0", kind="op-2.died"), revision=2))
     wanted = ["op-1.died", "op-2.died", "op-3.died", *(f"k-{n}" for n in range(700))]
-    assert store.count_documents(wanted) == {"op-1.died": 3, "op-2.died": 1}
-    assert store.count_documents(["op-1.died"]) == {"op-1.died": 3}
+    assert store.documents.count(wanted) == {"op-1.died": 3, "op-2.died": 1}
+    assert store.documents.count(["op-1.died"]) == {"op-1.died": 3}
 
 
 def write_own(url: str) -> bool:
     """Write a document that no other process writes."""
-    return open_store(url).write_document(document("a", writer=os.getpid()))
+    return open_store(url).documents.write(document("a", writer=os.getpid()))
 
 
 def test_of_many_writers_one_wins(url: str) -> None:
@@ -61,25 +61,25 @@ def test_of_many_writers_one_wins(url: str) -> None:
 
 def test_pages_have_the_newest_first(store: Store) -> None:
     for n in range(5):
-        store.write_document(document(f"n-{n}", minutes=n))
-    store.write_document(document("n-0", kind="other", minutes=9))
-    first = store.list_documents("note", limit=3, cursor=None)
-    rest = store.list_documents("note", limit=3, cursor=first.next_cursor)
+        store.documents.write(document(f"n-{n}", minutes=n))
+    store.documents.write(document("n-0", kind="other", minutes=9))
+    first = store.documents.list("note", limit=3, cursor=None)
+    rest = store.documents.list("note", limit=3, cursor=first.next_cursor)
     assert [found.id for found in (*first.documents, *rest.documents)] == ["n-4", "n-3", "n-2", "n-1", "n-0"]
     assert rest.next_cursor is None
     with pytest.raises(ValueError, match="cursor: 'x' was not given out"):
-        store.list_documents("note", limit=3, cursor="x")
+        store.documents.list("note", limit=3, cursor="x")
 
 
 def test_older_documents_are_forgotten(store: Store) -> None:
     for n in range(4):
-        store.write_document(document(f"n-{n}", minutes=n))
-    store.write_document(document("n-0", kind="other"))
-    assert store.forget_documents("note", before=AT + timedelta(minutes=2)) == 2
-    assert store.forget_documents("note", before=AT + timedelta(minutes=2)) == 0
-    left = store.list_documents("note", limit=9, cursor=None).documents
+        store.documents.write(document(f"n-{n}", minutes=n))
+    store.documents.write(document("n-0", kind="other"))
+    assert store.documents.forget("note", before=AT + timedelta(minutes=2)) == 2
+    assert store.documents.forget("note", before=AT + timedelta(minutes=2)) == 0
+    left = store.documents.list("note", limit=9, cursor=None).documents
     assert [found.id for found in left] == ["n-3", "n-2"]
-    assert store.get_document("other", "n-0")
+    assert store.documents.get("other", "n-0")
 
 
 def test_a_store_of_an_earlier_release_gets_the_table(postgres_url: str) -> None:
@@ -90,7 +90,7 @@ def test_a_store_of_an_earlier_release_gets_the_table(postgres_url: str) -> None
     with engine.begin() as connection:
         connection.execute(sa.text("drop table ojs_documents"))
         before = connection.execute(sa.text("select version from ojs_schema")).scalars().all()
-    assert open_store(postgres_url).write_document(document("a"))
+    assert open_store(postgres_url).documents.write(document("a"))
     with engine.connect() as connection:
         assert connection.execute(sa.text("select version from ojs_schema")).scalars().all() == before
     engine.dispose()

@@ -32,7 +32,7 @@ def cluster() -> Iterator[Cluster]:
 def takes(store: Store) -> bool:
     """Return whether the store takes writes."""
     try:
-        store.forget_errors("j-1")
+        store.letters.forget_errors("j-1")
     except StoreError:
         return False
     return True
@@ -46,8 +46,8 @@ def test_what_the_replica_had_outlives_the_master(kind: str, request: pytest.Fix
     # The first of those that are asked is away.
     with closing(open_store(f"{scheme}127.0.0.1:{free_port()},127.0.0.1{rest}")) as store:
         use_everything(store)
-        store.bury(letter("j-7"))
-        store.park(parked("j-7"))
+        store.letters.bury(letter("j-7"))
+        store.parked.park(parked("j-7"))
         assert reserve(store, Reservation("k-7", 0)) is Grant.TAKEN
         servers.await_replica()
         killed = servers.master()
@@ -56,9 +56,9 @@ def test_what_the_replica_had_outlives_the_master(kind: str, request: pytest.Fix
             reserve(store, Reservation("k-8", 0))
         servers.await_promotion(killed)
         eventually(lambda: takes(store), what="the end of the outage")
-        assert store.get("j-7") == letter("j-7")
+        assert store.letters.get("j-7") == letter("j-7")
         assert reserve(store, Reservation("k-7", 0), "w-2") is Grant.HELD
-        due = store.claim_due("celery", now=LATER, until=LATER, limit=9)
+        due = store.parked.claim_due("celery", now=LATER, until=LATER, limit=9)
         assert {retry.id for retry in due.retries} == {"j-3", "j-7"}
         servers.rejoin(killed)
         # The master lives on as a replica, and the store's connections with it.
@@ -73,7 +73,7 @@ def test_keys_on_their_way_to_another_node(cluster: Cluster) -> None:
     ask(cluster.master(), "FLUSHALL")
     with closing(open_store(cluster.url)) as store:
         assert reserve(store) is Grant.TAKEN
-        store.bury(letter())
+        store.letters.bury(letter())
         source = cluster.master()
         target = next(
             node for node in cluster.nodes if ask(node, "ROLE")[0] == "master" and node is not source
@@ -85,11 +85,11 @@ def test_keys_on_their_way_to_another_node(cluster: Cluster) -> None:
             assert reserve(store, Reservation("k-new", n)) is Grant.TAKEN
         assert reserve(store) is Grant.HELD
         with pytest.raises(StoreError, match=r"^the store 'redis\+cluster://127.* failed: "):
-            store.bury(letter("j-2"))
+            store.letters.bury(letter("j-2"))
         keys = ask(source, "CLUSTER", "GETKEYSINSLOT", cluster.slot, 1000)
         ask(source, "MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
         for node in (target, source):
             ask(node, "CLUSTER", "SETSLOT", cluster.slot, "NODE", names[target.port])
         assert reserve(store) is Grant.HELD
         assert reserve(store, Reservation("k-new", 1)) is Grant.HELD
-        assert store.get("j-1") == letter()
+        assert store.letters.get("j-1") == letter()

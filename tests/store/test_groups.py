@@ -30,12 +30,12 @@ def died(letter_id: str, hours: float, message: str = "slow", **fields: Any) -> 
 
 def fill(store: Store) -> None:
     """Bury letters of three groups."""
-    store.bury(died("a1", 0, "user 1 is slow", queue="q1"))
-    store.bury(died("a2", 1, "user 22 is slow", queue="q2"))
-    store.bury(died("a3", 3.5, "user 333 is slow", queue="q1"))
-    store.bury(died("b1", 1, "no 1", queue="q2", type="t.a"))
-    store.bury(died("b2", 1.5, "no 2", queue="q2", type="t.a"))
-    store.bury(died("c1", 2, "gone", queue="q3"))
+    store.letters.bury(died("a1", 0, "user 1 is slow", queue="q1"))
+    store.letters.bury(died("a2", 1, "user 22 is slow", queue="q2"))
+    store.letters.bury(died("a3", 3.5, "user 333 is slow", queue="q1"))
+    store.letters.bury(died("b1", 1, "no 1", queue="q2", type="t.a"))
+    store.letters.bury(died("b2", 1.5, "no 2", queue="q2", type="t.a"))
+    store.letters.bury(died("c1", 2, "gone", queue="q3"))
 
 
 def of_type(type_: str, message: str) -> str:
@@ -50,7 +50,7 @@ GONE = of_type("billing.charge", "gone")
 def groups(store: Store, where: Filter | None = None, **asked: Any) -> list[Group]:
     """The groups of a store."""
     given: dict[str, Any] = {"order": "last", "but": (), "times": TIMES, "limit": 9, "offset": 0, **asked}
-    return store.groups(where or Filter(), GroupPage(**given))
+    return store.letters.groups(where or Filter(), GroupPage(**given))
 
 
 def names(found: Sequence[Group]) -> list[str]:
@@ -66,7 +66,7 @@ def test_a_group_has_its_count_its_times_and_what_it_touches(store: Store) -> No
     assert sorted(user.queues) == ["q1", "q2"]
     assert (user.types, no.types) == (("billing.charge",), ("t.a",))
     assert user.deaths == (1, 1, 0, 1)
-    assert user.sample == store.get("a3")
+    assert user.sample == store.letters.get("a3")
     assert (gone.fingerprint, gone.deaths) == (GONE, (0, 0, 1, 0))
     assert (no.fingerprint, no.count, no.deaths) == (NO, 2, (0, 2, 0, 0))
 
@@ -89,7 +89,7 @@ def test_many_groups_are_found_in_another_way(
     store = open_store(sql_url)
     assert groups(store) == []
     fill(store)
-    open_store(sql_url, "other").bury(died("z", 9, "elsewhere"))
+    open_store(sql_url, "other").letters.bury(died("z", 9, "elsewhere"))
     assert names(groups(store)) == [USER, GONE, NO]
     assert names(groups(store, offset=1, limit=1)) == [GONE]
     assert names(groups(store, Filter(until=NOW + 3 * HOUR))) == [GONE, NO, USER]
@@ -99,7 +99,9 @@ def test_many_groups_are_found_in_another_way(
 def test_a_group_of_some_kind_names_all_that_its_letters_touch(store: Store) -> None:
     """One reading of the letters of that kind tells all about their groups."""
     new = [died(f"a{n}", 1, f"user {n} is slow", queue="q2") for n in range(150)]
-    store.bury_all([died("a", 0, "user 1 is slow", queue="q1"), *new, died("b", 0, "no 1", type="t.a")])
+    store.letters.bury_all(
+        [died("a", 0, "user 1 is slow", queue="q1"), *new, died("b", 0, "no 1", type="t.a")]
+    )
     [user] = groups(store, Filter(type="billing.*"))
     assert (user.queues, user.count, user.deaths) == (("q2", "q1"), 151, (1, 150, 0, 0))
 
@@ -139,10 +141,10 @@ def test_a_group_is_a_filter_as_any_other(store: Store) -> None:
     where = Filter(group=USER)
     assert ids(store, where) == ["a3", "a2", "a1"]
     assert ids(store, Filter(group=USER, queue="q1", until=NOW + HOUR)) == ["a1"]
-    assert store.count(where) == 3
-    assert store.stats(where).by_queue == {"q1": 2, "q2": 1}
-    first = store.list(where, limit=2, cursor=None, oldest_first=True)
-    second = store.list(where, limit=2, cursor=first.next_cursor, oldest_first=True)
+    assert store.letters.count(where) == 3
+    assert store.letters.stats(where).by_queue == {"q1": 2, "q2": 1}
+    first = store.letters.list(where, limit=2, cursor=None, oldest_first=True)
+    second = store.letters.list(where, limit=2, cursor=first.next_cursor, oldest_first=True)
     assert [each.id for each in (*first.letters, *second.letters)] == ["a1", "a2", "a3"]
     assert ids(store, Filter(group="0" * 16)) == []
 
@@ -150,20 +152,22 @@ def test_a_group_is_a_filter_as_any_other(store: Store) -> None:
 def test_a_letter_leaves_its_group_with_its_last_error_and_with_the_store(store: Store) -> None:
     """However it leaves: another death, a deletion, a pruning."""
     fill(store)
-    store.bury(died("a3", 3, "gone"))
+    store.letters.bury(died("a3", 3, "gone"))
     assert names(groups(store)) == [GONE, NO, USER]
-    assert store.prune(store.list(Filter(group=NO), limit=9, cursor=None).letters, now=NOW) == 2
-    claimed = store.claim(["a1", "a2"], now=NOW, seconds=9)
-    store.delete(["a1", "a2"], claimed.claim)
+    assert (
+        store.letters.prune(store.letters.list(Filter(group=NO), limit=9, cursor=None).letters, now=NOW) == 2
+    )
+    claimed = store.letters.claim(["a1", "a2"], now=NOW, seconds=9)
+    store.letters.delete(["a1", "a2"], claimed.claim)
     [gone] = groups(store)
     assert (gone.fingerprint, gone.count, gone.deaths) == (GONE, 2, (0, 0, 1, 1))
-    assert store.count(Filter(group=NO)) == store.count(Filter(group=USER)) == 0
+    assert store.letters.count(Filter(group=NO)) == store.letters.count(Filter(group=USER)) == 0
 
 
 def test_a_fingerprint_that_was_kept_stays(store: Store) -> None:
     """Even if a later release were to count the error to another group."""
-    store.bury(died("a", 0, fault="00000000000000ff"))
-    store.bury(died("b", 0, fault="ff000000000000ff"))
+    store.letters.bury(died("a", 0, fault="00000000000000ff"))
+    store.letters.bury(died("b", 0, fault="ff000000000000ff"))
     assert set(names(groups(store))) == {"00000000000000ff", "ff000000000000ff"}
     assert ids(store, Filter(group="ff000000000000ff")) == ["b"]
 
@@ -171,13 +175,13 @@ def test_a_fingerprint_that_was_kept_stays(store: Store) -> None:
 def test_the_sizes_of_groups(store: Store) -> None:
     """By a filter, with the time of the newest letter."""
     fill(store)
-    assert store.group_sizes(Filter()) == {
+    assert store.letters.group_sizes(Filter()) == {
         USER: (3, NOW + 3.5 * HOUR), NO: (2, NOW + 1.5 * HOUR), GONE: (1, NOW + 2 * HOUR)
     }  # fmt: skip
-    assert store.group_sizes(Filter(queue="q2", until=NOW + 1.5 * HOUR)) == {
+    assert store.letters.group_sizes(Filter(queue="q2", until=NOW + 1.5 * HOUR)) == {
         USER: (1, NOW + HOUR), NO: (1, NOW + HOUR)
     }  # fmt: skip
-    assert store.group_sizes(Filter(group=GONE)) == {GONE: (1, NOW + 2 * HOUR)}
+    assert store.letters.group_sizes(Filter(group=GONE)) == {GONE: (1, NOW + 2 * HOUR)}
 
 
 def test_the_first_death_of_a_group_stays(store: Store) -> None:
@@ -189,26 +193,26 @@ def test_the_first_death_of_a_group_stays(store: Store) -> None:
         return {group.fingerprint: round((group.first_at - NOW) / HOUR, 3) for group in found}
 
     assert first_of(since=NOW + HOUR / 2, queue="q2") == {USER: 0, NO: 1}
-    claimed = store.claim(["a1", "b1"], now=NOW, seconds=9)
-    store.delete(["a1", "b1"], claimed.claim)
-    store.bury(died("c1", 4, "gone"))
+    claimed = store.letters.claim(["a1", "b1"], now=NOW, seconds=9)
+    store.letters.delete(["a1", "b1"], claimed.claim)
+    store.letters.bury(died("c1", 4, "gone"))
     assert first_of() == {USER: 0, NO: 1, GONE: 2}
-    store.prune(store.list(Filter(), limit=9, cursor=None).letters, now=NOW + 99 * HOUR)
+    store.letters.prune(store.letters.list(Filter(), limit=9, cursor=None).letters, now=NOW + 99 * HOUR)
     assert first_of() == {}
-    store.bury(died("a9", 9, "user 9 is slow"))
+    store.letters.bury(died("a9", 9, "user 9 is slow"))
     assert first_of() == {USER: 0}
-    store.bury(died("a0", -5, "user 0 is slow"))
+    store.letters.bury(died("a0", -5, "user 0 is slow"))
     assert first_of(since=NOW) == {USER: -5}
 
 
 def test_the_first_death_of_a_group_without_letters_is_forgotten(store: Store) -> None:
     """A group that has letters keeps it, however old it is."""
     fill(store)
-    store.prune(store.list(Filter(group=NO), limit=9, cursor=None).letters, now=NOW)
-    assert store.forget_groups(before=NOW + HOUR) == 0
-    assert store.forget_groups(before=NOW + 9 * HOUR) == 1
+    store.letters.prune(store.letters.list(Filter(group=NO), limit=9, cursor=None).letters, now=NOW)
+    assert store.letters.forget_groups(before=NOW + HOUR) == 0
+    assert store.letters.forget_groups(before=NOW + 9 * HOUR) == 1
     for n, message in enumerate(("user 9 is slow", "no 9")):
-        store.bury(died(f"z{n}", 20, message, type="t.a" if n else "billing.charge"))
+        store.letters.bury(died(f"z{n}", 20, message, type="t.a" if n else "billing.charge"))
     first = {group.fingerprint: group.first_at for group in groups(store)}
     assert first == {USER: NOW, GONE: NOW + 2 * HOUR, NO: NOW + 20 * HOUR}
 
@@ -225,18 +229,18 @@ def test_no_script_on_valkey_reads_many_kinds(valkey_url: str, monkeypatch: pyte
     assert isinstance(store, RedisStore)
     prints = ["0" * 15 + digit for digit in "ab"]
     for n in range(1201):
-        store.bury(died(f"j-{n}", n % 4 + 0.5, type=f"t{n}", fault=prints[n % 2]))
-    run, asked = store.server.run, list[int]()
+        store.letters.bury(died(f"j-{n}", n % 4 + 0.5, type=f"t{n}", fault=prints[n % 2]))
+    run, asked = store.run, list[int]()
 
     def counted(name: str, keys: Sequence[bytes], words: Sequence[Word]) -> Any:
         asked.append(len(words))
         return run(name, keys, words)
 
-    monkeypatch.setattr(store.server, "run", counted)
+    monkeypatch.setattr(store, "run", counted)
     assert [(found.count, found.deaths) for found in groups(store, order="count")] == [
         (601, (301, 0, 300, 0)),
         (600, (0, 300, 0, 300)),
     ]
-    assert store.stats().total == 1201
-    assert store.stats(Filter(type="t1*")).total == store.count(Filter(type="t1*")) == 312
+    assert store.letters.stats().total == 1201
+    assert store.letters.stats(Filter(type="t1*")).total == store.letters.count(Filter(type="t1*")) == 312
     assert max(asked) <= LOT + 2

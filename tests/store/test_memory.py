@@ -14,12 +14,12 @@ from tests.store.test_store import letter
 
 
 def ids(store: Store) -> set[str]:
-    return {kept.id for kept in store.list(Filter(), limit=100, cursor=None).letters}
+    return {kept.id for kept in store.letters.list(Filter(), limit=100, cursor=None).letters}
 
 
 def test_each_store_is_empty_at_first() -> None:
     first, second = open_store("memory://"), open_store("memory://")
-    first.bury(letter("a"), None)
+    first.letters.bury(letter("a"), None)
     assert (ids(first), ids(second)) == ({"a"}, set())
     first.close()
     second.close()
@@ -28,7 +28,7 @@ def test_each_store_is_empty_at_first() -> None:
 def test_threads_share_it() -> None:
     store = open_store("memory://")
     names = [f"l{n}" for n in range(20)]
-    threads = [threading.Thread(target=store.bury, args=(letter(name), None)) for name in names]
+    threads = [threading.Thread(target=store.letters.bury, args=(letter(name), None)) for name in names]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -40,11 +40,11 @@ def test_threads_share_it() -> None:
 
 def test_a_forked_process_is_refused_and_leaves_it_as_it_is() -> None:
     store = open_store("memory://")
-    store.bury(letter("a"), None)
+    store.letters.bury(letter("a"), None)
     read, write = os.pipe()
     if (child := os.fork()) == 0:
         try:
-            store.bury(letter("b"), None)
+            store.letters.bury(letter("b"), None)
         except StoreError as error:
             os.write(write, str(error).encode())
         os._exit(0)
@@ -60,7 +60,7 @@ def test_a_forked_process_is_refused_and_leaves_it_as_it_is() -> None:
 
 def test_it_forgets_all_when_it_is_closed() -> None:
     store = open_store("memory://")
-    store.bury(letter("a"), None)
+    store.letters.bury(letter("a"), None)
     store.close()
     with pytest.raises(StoreError, match="memory://"):
-        store.count(Filter())
+        store.letters.count(Filter())

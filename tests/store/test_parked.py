@@ -59,7 +59,7 @@ def parked(name: str = "j-1", due: float = 0.0, **fields: Any) -> Parked:
 
 def claim(store: Store, *, at: float = 0.0, limit: int = 100, seconds: float = 60) -> Due:
     """Claim what is due, for a minute."""
-    return store.claim_due(FRAMEWORK, now=after(at), until=after(at + seconds), limit=limit)
+    return store.parked.claim_due(FRAMEWORK, now=after(at), until=after(at + seconds), limit=limit)
 
 
 def claimed(store: Store, **how: Any) -> list[str]:
@@ -69,14 +69,14 @@ def claimed(store: Store, **how: Any) -> list[str]:
 
 def keys(store: Store, where: Filter = EVERYTHING) -> list[str]:
     """The keys of the parked retries, as listed."""
-    return [retry.key for retry in store.list_parked(where, limit=1000, cursor=None).retries]
+    return [retry.key for retry in store.parked.list(where, limit=1000, cursor=None).retries]
 
 
 def walk(store: Store, limit: int) -> Iterator[str]:
     """The keys of the parked retries, page by page."""
     cursor = None
     while True:
-        page = store.list_parked(EVERYTHING, limit=limit, cursor=cursor)
+        page = store.parked.list(EVERYTHING, limit=limit, cursor=cursor)
         assert len(page.retries) <= limit
         yield from (retry.key for retry in page.retries)
         cursor = page.next_cursor
@@ -99,9 +99,9 @@ def test_everything_of_a_retry_comes_back(store: Store) -> None:
         message={"args": [1, 2.5, None, True, {"k": "v"}], "headers": {"a": [[]]}},
         parked_at=after(-400 * 86_400),
     )
-    store.park(whole)
-    assert store.get_parked("the job") == whole
-    assert store.list_parked(EVERYTHING, limit=5, cursor=None).retries == (whole,)
+    store.parked.park(whole)
+    assert store.parked.get("the job") == whole
+    assert store.parked.list(EVERYTHING, limit=5, cursor=None).retries == (whole,)
     assert claim(store).retries == (whole,)
 
 
@@ -110,23 +110,23 @@ def test_no_text_is_too_awkward(store: Store, text: str) -> None:
     """Any field may have such a text; the record holds what an index cannot."""
     known = {"type": text, "queue": text, "reason": text, "message": {text: text}, "state": {text: text}}
     awkward = parked(f"id {text}", key=f"key {text}", **known)
-    store.park(awkward)
-    store.park(parked("another"))
-    assert store.get_parked(awkward.id) == awkward
+    store.parked.park(awkward)
+    store.parked.park(parked("another"))
+    assert store.parked.get(awkward.id) == awkward
     if text:
         for where in (Filter(queue=text), Filter(type=text)):
             assert keys(store, where) == [awkward.key]
     due = claim(store)
     assert awkward in due.retries
-    assert store.unpark([awkward], due.claim) == 1
-    assert store.get_parked(awkward.id) is None
+    assert store.parked.unpark([awkward], due.claim) == 1
+    assert store.parked.get(awkward.id) is None
     assert keys(store) == ["another"]
 
 
 def test_a_huge_retry(store: Store) -> None:
     """Ten megabytes of arguments."""
     huge = parked(message={"args": ["\N{SNOWMAN}" * 1_500_000]})
-    store.park(huge)
+    store.parked.park(huge)
     assert claim(store).retries == (huge,)
 
 
@@ -135,7 +135,7 @@ def test_what_is_due_is_claimed_and_nothing_else(store: Store) -> None:
     """A claim is exact to the millisecond, and takes up to `limit` retries, the longest due first."""
     order = [-5.0, -4.0, -0.001, 0.0, 0.001, 60.0]
     for due in random.Random(7).sample(order, len(order)):
-        store.park(parked(str(due), due))
+        store.parked.park(parked(str(due), due))
     assert claimed(store, limit=2) == ["-5.0", "-4.0"]
     assert claimed(store) == ["-0.001", "0.0"]
     assert claimed(store) == []
@@ -145,20 +145,20 @@ def test_what_is_due_is_claimed_and_nothing_else(store: Store) -> None:
 def test_a_framework_claims_its_own(store: Store) -> None:
     """Earlier retries of another framework do not matter, however many there are."""
     for n in range(20):
-        store.park(parked(f"other-{n}", -60, framework="celery"))
-    store.park(parked("ours"))
+        store.parked.park(parked(f"other-{n}", -60, framework="celery"))
+    store.parked.park(parked("ours"))
     assert claimed(store, limit=1) == ["ours"]
     assert claimed(store) == []
-    assert len(store.claim_due("celery", now=NOW, until=after(60), limit=100).retries) == 20
+    assert len(store.parked.claim_due("celery", now=NOW, until=after(60), limit=100).retries) == 20
 
 
 def test_a_claim_has_retries_to_itself_for_its_time(store: Store) -> None:
     """When the claim is over the retries are due again, the longest due first."""
-    store.park(parked("a", -5))
-    store.park(parked("b", -4))
+    store.parked.park(parked("a", -5))
+    store.parked.park(parked("b", -4))
     assert claimed(store, limit=1) == ["a"]
     assert claimed(store, at=59.999) == ["b"]
-    store.park(parked("c", -3))
+    store.parked.park(parked("c", -3))
     assert claimed(store, at=60) == ["a", "c"]
     assert claimed(store, at=119.999) == ["b"]
 
@@ -166,11 +166,11 @@ def test_a_claim_has_retries_to_itself_for_its_time(store: Store) -> None:
 def test_what_is_published_is_unparked(store: Store) -> None:
     """A retry is unparked once; the others stay claimed."""
     for name in ("a", "b", "c"):
-        store.park(parked(name))
+        store.parked.park(parked(name))
     due = claim(store)
-    assert store.unpark(due.retries[:2], due.claim) == 2
-    assert store.unpark(due.retries[:2], due.claim) == 0
-    assert store.unpark([], due.claim) == 0
+    assert store.parked.unpark(due.retries[:2], due.claim) == 2
+    assert store.parked.unpark(due.retries[:2], due.claim) == 0
+    assert store.parked.unpark([], due.claim) == 0
     assert keys(store) == [due.retries[2].key]
     assert claimed(store) == []
 
@@ -178,30 +178,30 @@ def test_what_is_published_is_unparked(store: Store) -> None:
 def test_what_cannot_be_published_is_given_back(store: Store) -> None:
     """Due as before, and in the same place."""
     for n, name in enumerate("abc"):
-        store.park(parked(name, n - 10))
+        store.parked.park(parked(name, n - 10))
     due = claim(store)
-    store.unclaim_parked(due.retries[1:], due.claim)
-    store.unclaim_parked([], due.claim)
+    store.parked.unclaim(due.retries[1:], due.claim)
+    store.parked.unclaim([], due.claim)
     assert claimed(store, at=1) == ["b", "c"]
 
 
 def test_who_has_lost_a_claim_touches_nothing(store: Store) -> None:
     """The loser neither deletes nor gives back a retry that another has claimed."""
-    store.park(parked())
+    store.parked.park(parked())
     late = claim(store)
     held = claim(store, at=60)
-    assert store.unpark(late.retries, late.claim) == 0
-    store.unclaim_parked(late.retries, late.claim)
+    assert store.parked.unpark(late.retries, late.claim) == 0
+    store.parked.unclaim(late.retries, late.claim)
     assert claimed(store, at=61) == []
-    assert store.unpark(held.retries, held.claim) == 1
+    assert store.parked.unpark(held.retries, held.claim) == 1
 
 
 def test_a_claim_that_nobody_took_over_still_counts(store: Store) -> None:
     """A retry that was published after its claim's end was published, and is unparked."""
-    store.park(parked())
+    store.parked.park(parked())
     due = claim(store, seconds=0.001)
-    assert store.unpark(due.retries, due.claim) == 1
-    assert store.count_parked() == 0
+    assert store.parked.unpark(due.retries, due.claim) == 1
+    assert store.parked.count() == 0
 
 
 #: The fences of a retry and of the next one of its key, and whether the next one takes its place.
@@ -213,73 +213,75 @@ FENCES = [(1, 2, True), (2, 2, True), (3, 2, False)]
 def test_a_key_has_one_retry(store: Store, first: int, second: int, replaced: bool, is_claimed: bool) -> None:
     """The one of the higher fence; it ends a claim on the other."""
     before, then = parked(fence=first, queue="first"), parked(due=5, fence=second, id="x", queue="second")
-    store.park(before)
+    store.parked.park(before)
     due = claim(store) if is_claimed else Due("0" * 32, ())
-    store.park(then)
+    store.parked.park(then)
     stays = then if replaced else before
     assert keys(store, Filter(queue="first")) == ([] if replaced else ["j-1"])
     assert keys(store, Filter(queue="second")) == (["j-1"] if replaced else [])
-    assert (store.get_parked("x"), store.get_parked("j-1")) == ((then, None) if replaced else (None, before))
+    assert (store.parked.get("x"), store.parked.get("j-1")) == ((then, None) if replaced else (None, before))
     if replaced:
-        assert store.unpark([before], due.claim) == 0
+        assert store.parked.unpark([before], due.claim) == 0
         assert claim(store, at=6).retries == (stays,)
 
 
 def test_parking_again_changes_nothing(store: Store) -> None:
     """A worker parks a retry again when the answer to the first time was lost."""
     for _ in range(3):
-        store.park(parked())
-    assert (store.count_parked(), keys(store)) == (1, ["j-1"])
+        store.parked.park(parked())
+    assert (store.parked.count(), keys(store)) == (1, ["j-1"])
 
 
 def test_a_retry_and_the_turn_it_follows_are_written_together(store: Store) -> None:
     """Neither is written if the reservation is another worker's."""
     reservation = Reservation("j-1", 0)
-    store.reserve(
+    store.reservations.reserve(
         reservation, publication="p", holder="w-1", mark=secrets.token_hex(8), now=NOW, until=after(60)
     )
-    assert store.park(parked(), Settle(reservation, "w-1", after(3600)))
-    told = store.reserve(
+    assert store.parked.park(parked(), Settle(reservation, "w-1", after(3600)))
+    told = store.reservations.reserve(
         reservation, publication="p", holder="w-2", mark=secrets.token_hex(8), now=NOW, until=after(60)
     )
-    assert (told.grant, store.count_parked()) == (Grant.SETTLED, 1)
+    assert (told.grant, store.parked.count()) == (Grant.SETTLED, 1)
     other = Reservation("j-2", 0)
-    store.reserve(other, publication="p", holder="w-1", mark=secrets.token_hex(8), now=NOW, until=after(60))
-    assert not store.park(parked("j-2"), Settle(other, "w-2", after(3600)))
-    told = store.reserve(
+    store.reservations.reserve(
+        other, publication="p", holder="w-1", mark=secrets.token_hex(8), now=NOW, until=after(60)
+    )
+    assert not store.parked.park(parked("j-2"), Settle(other, "w-2", after(3600)))
+    told = store.reservations.reserve(
         other, publication="p", holder="w-2", mark=secrets.token_hex(8), now=NOW, until=after(60)
     )
-    assert (told.grant, store.count_parked()) == (Grant.HELD, 1)
+    assert (told.grant, store.parked.count()) == (Grant.HELD, 1)
 
 
 @pytest.mark.requirement("RET-11")
 def test_a_retry_is_rescheduled(store: Store) -> None:
     """Sooner, later, and again what was found before."""
-    store.park(parked("a", 60))
-    found = store.get_parked("a")
+    store.parked.park(parked("a", 60))
+    found = store.parked.get("a")
     assert found is not None
     for _ in range(2):
-        assert store.reschedule(found, NOW)
-    assert store.get_parked("a") == replace(found, next_retry_at=NOW)
-    assert store.reschedule(found, after(5))
+        assert store.parked.reschedule(found, NOW)
+    assert store.parked.get("a") == replace(found, next_retry_at=NOW)
+    assert store.parked.reschedule(found, after(5))
     assert claimed(store, at=4.999) == []
     assert claim(store, at=5).retries == (replace(found, next_retry_at=after(5)),)
 
 
 def test_a_retry_is_cancelled(store: Store) -> None:
     """A second cancelling finds no retry."""
-    store.park(parked())
-    store.park(parked("j-2"))
-    assert store.cancel_parked(parked())
-    assert not store.cancel_parked(parked())
-    assert (store.get_parked("j-1"), keys(store), store.count_parked()) == (None, ["j-2"], 1)
+    store.parked.park(parked())
+    store.parked.park(parked("j-2"))
+    assert store.parked.cancel(parked())
+    assert not store.parked.cancel(parked())
+    assert (store.parked.get("j-1"), keys(store), store.parked.count()) == (None, ["j-2"], 1)
 
 
 def test_the_beginning_of_a_jobs_id(store: Store) -> None:
     """The store takes the text as it is; a job with several chains counts once."""
     named = ["order-1", "order-2", "order%", "order*x", "ORDER-3", "ordér"]
     for n, name in enumerate([*named, *["order-1"] * 9]):
-        store.park(parked(name, key=f"chain {n}"))
+        store.parked.park(parked(name, key=f"chain {n}"))
     for text, found in {
         "order-": ["order-1", "order-2"],
         "order%": ["order%"],
@@ -287,27 +289,27 @@ def test_the_beginning_of_a_jobs_id(store: Store) -> None:
         "ordé": ["ordér"],
         "order-12": [],
     }.items():
-        assert sorted(store.parked_beginning(text, 2)) == found, text
+        assert sorted(store.parked.ids_beginning(text, 2)) == found, text
 
 
 def test_whose_retry_is_not_there_any_more_changes_nothing(store: Store) -> None:
     """The retry is claimed, was replaced by a later one, was parked anew, or is gone."""
     for name in ("claimed", "later", "anew"):
-        store.park(parked(name))
+        store.parked.park(parked(name))
     claim(store)
-    store.park(parked("later", 60, fence=2))
-    store.park(parked("anew", 60, parked_at=NOW))
+    store.parked.park(parked("later", 60, fence=2))
+    store.parked.park(parked("anew", 60, parked_at=NOW))
     for name in ("claimed", "later", "anew", "gone"):
-        assert not store.reschedule(parked(name), after(500)), name
-        assert not store.cancel_parked(parked(name)), name
-    assert store.count_parked() == 3
+        assert not store.parked.reschedule(parked(name), after(500)), name
+        assert not store.parked.cancel(parked(name)), name
+    assert store.parked.count() == 3
     assert sorted(claimed(store, at=60)) == ["anew", "claimed", "later"]
 
 
 def test_the_next_one_due_comes_first(store: Store) -> None:
     """The order of parking does not matter; retries of one moment have a fixed order, over all pages."""
     for n in random.Random(7).sample(range(20), 20):
-        store.park(parked(f"j-{n:02}", n // 2))
+        store.parked.park(parked(f"j-{n:02}", n // 2))
     found = keys(store)
     assert [int(key[2:]) // 2 for key in found] == [n // 2 for n in range(20)]
     assert list(walk(store, 3)) == found
@@ -319,42 +321,42 @@ def test_the_next_one_due_comes_first(store: Store) -> None:
 def test_a_cursor_that_no_page_gave_out(store: Store, cursor: str) -> None:
     """The error names the cursor."""
     with pytest.raises(ValueError, match=r"^cursor: .* was not given out by this store$"):
-        store.list_parked(EVERYTHING, limit=5, cursor=cursor)
+        store.parked.list(EVERYTHING, limit=5, cursor=cursor)
 
 
 def test_filters(store: Store) -> None:
     """A queue whole, a type whole or by a pattern; both together."""
     for name, type_ in TYPES.items():
-        store.park(parked(name, type=type_, queue="q"))
-    store.park(parked("elsewhere", type="auth.expired", queue="q.*"))
+        store.parked.park(parked(name, type=type_, queue="q"))
+    store.parked.park(parked("elsewhere", type="auth.expired", queue="q.*"))
     for pattern, names in MATCHES:
         assert sorted(keys(store, Filter("q", pattern))) == names, pattern
-    store.park(parked("third", type="auth.expired", queue="q.r"))
+    store.parked.park(parked("third", type="auth.expired", queue="q.r"))
     assert keys(store, Filter("q.*")) == keys(store, Filter("q.*", "auth.*")) == ["elsewhere"]
-    assert (store.count_parked(Filter("q.*")), store.count_parked(Filter("*"))) == (1, 0)
+    assert (store.parked.count(Filter("q.*")), store.parked.count(Filter("*"))) == (1, 0)
 
 
 def test_several_chains_of_one_job(store: Store) -> None:
     """Any of them is the job's retry."""
-    store.park(parked("j-1", key="one"))
-    store.park(parked("j-1", key="two"))
+    store.parked.park(parked("j-1", key="one"))
+    store.parked.park(parked("j-1", key="two"))
     for left in (2, 1):
-        found = store.get_parked("j-1")
-        assert store.count_parked() == left
+        found = store.parked.get("j-1")
+        assert store.parked.count() == left
         assert found is not None
-        assert store.cancel_parked(found)
-    assert store.get_parked("j-1") is None
+        assert store.parked.cancel(found)
+    assert store.parked.get("j-1") is None
 
 
 def test_namespaces_have_retries_of_their_own(url: str) -> None:
     """Both namespaces are in one database."""
     one, two = open_store(url, "one"), open_store(url, "two")
-    one.park(parked())
-    assert (keys(two), two.count_parked(), two.get_parked("j-1"), claimed(two)) == ([], 0, None, [])
-    assert not two.cancel_parked(parked())
-    two.park(parked(queue="of two"))
+    one.parked.park(parked())
+    assert (keys(two), two.parked.count(), two.parked.get("j-1"), claimed(two)) == ([], 0, None, [])
+    assert not two.parked.cancel(parked())
+    two.parked.park(parked(queue="of two"))
     due = claim(two)
-    assert one.unpark(due.retries, due.claim) == 0
+    assert one.parked.unpark(due.retries, due.claim) == 0
     assert claim(one).retries == (parked(),)
 
 
@@ -363,7 +365,7 @@ def park_some(url: str, turns: Iterator[int]) -> None:
     store = open_store(url)
     quarter = next(turns)
     for n in range(quarter, MANY, 4):
-        store.park(parked(f"j-{n}", -n / 1000))
+        store.parked.park(parked(f"j-{n}", -n / 1000))
 
 
 def publish_due(url: str) -> list[str]:
@@ -372,7 +374,7 @@ def publish_due(url: str) -> list[str]:
     published: list[str] = []
     while (due := claim(store, limit=200)).retries:
         published += (retry.key for retry in due.retries)
-        assert store.unpark(due.retries, due.claim) == len(due.retries)
+        assert store.parked.unpark(due.retries, due.claim) == len(due.retries)
     return published
 
 
@@ -392,17 +394,17 @@ class Quarters(Iterator[int]):
 def test_many_schedulers_publish_each_retry_once(url: str, store: Store) -> None:
     """None twice, none left over."""
     assert in_processes(4, park_some, url, Quarters()) == [None] * 4
-    assert store.count_parked() == MANY
+    assert store.parked.count() == MANY
     published = list(itertools.chain.from_iterable(in_processes(4, publish_due, url)))
     assert len(published) == MANY
     assert set(published) == {f"j-{n}" for n in range(MANY)}
-    assert store.count_parked() == 0
+    assert store.parked.count() == 0
 
 
 def test_of_many_threads_each_claims_its_own(store: Store) -> None:
     """The threads share one store."""
     for n in range(200):
-        store.park(parked(f"j-{n}"))
+        store.parked.park(parked(f"j-{n}"))
     start = threading.Barrier(8)
 
     def claims(_: int) -> list[str]:
@@ -421,7 +423,7 @@ def publish_until_killed(url: str, told: Connection) -> None:
     while (due := claim(store, limit=10)).retries:
         for retry in due.retries:
             told.send(retry.key)
-        store.unpark(due.retries, due.claim)
+        store.parked.unpark(due.retries, due.claim)
     threading.Event().wait(90)
 
 
@@ -429,7 +431,7 @@ def test_what_a_killed_scheduler_had_claimed_is_due_again(url: str, store: Store
     """The retries are due when the claim is over. None is lost, and no other is published twice."""
     names = [f"j-{n:03}" for n in range(300)]
     for n, name in enumerate(names):
-        store.park(parked(name, n / 1000 - 1))
+        store.parked.park(parked(name, n / 1000 - 1))
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     scheduler = context.Process(target=publish_until_killed, args=(url, sender))
@@ -451,11 +453,11 @@ def park_until_killed(url: str, told: Connection) -> None:
     store = open_store(url)
     for n in itertools.count():
         reservation = Reservation(f"j-{n}", 0)
-        store.reserve(
+        store.reservations.reserve(
             reservation, publication="p", holder="w-1", mark=secrets.token_hex(8), now=NOW, until=after(60)
         )
         told.send(n)
-        store.park(parked(reservation.key), Settle(reservation, "w-1", after(3600)))
+        store.parked.park(parked(reservation.key), Settle(reservation, "w-1", after(3600)))
 
 
 def test_what_a_killed_worker_was_parking(url: str, store: Store) -> None:
@@ -472,7 +474,7 @@ def test_what_a_killed_worker_was_parking(url: str, store: Store) -> None:
     while receiver.poll():
         last = receiver.recv()
     for key in (f"j-{n}" for n in range(last + 1)):
-        told = store.reserve(
+        told = store.reservations.reserve(
             Reservation(key, 0),
             publication="p",
             holder="w-2",
@@ -480,4 +482,4 @@ def test_what_a_killed_worker_was_parking(url: str, store: Store) -> None:
             now=after(60),
             until=after(120),
         )
-        assert told.grant is (Grant.LOST if store.get_parked(key) is None else Grant.SETTLED), key
+        assert told.grant is (Grant.LOST if store.parked.get(key) is None else Grant.SETTLED), key

@@ -39,15 +39,15 @@ def use(url: str, client: int) -> list[str]:
         for n in range(ROUNDS):
             key = f"{client}-{n}"
             assert reserve(store, key=key).grant is Grant.TAKEN
-            assert not store.extend([over(key=key).reservation], holder="w-1", until=after(60))
-            assert store.bury(letter(key), over(key=key))
-            store.park(parked(key, framework=f"f-{client}"))
-            store.keep_errors(key, [(0, {"attempt": 1})])
-            assert store.kept_errors(key) == [(0, {"attempt": 1})]
-            due = store.claim_due(f"f-{client}", now=after(1), until=after(61), limit=9)
+            assert not store.reservations.extend([over(key=key).reservation], holder="w-1", until=after(60))
+            assert store.letters.bury(letter(key), over(key=key))
+            store.parked.park(parked(key, framework=f"f-{client}"))
+            store.letters.keep_errors(key, [(0, {"attempt": 1})])
+            assert store.letters.kept_errors(key) == [(0, {"attempt": 1})]
+            due = store.parked.claim_due(f"f-{client}", now=after(1), until=after(61), limit=9)
             assert [each.id for each in due.retries] == [key]
-            assert store.get(key) == letter(key)
-            found = [each.id for each in store.list(Filter(), limit=200, cursor=None).letters]
+            assert store.letters.get(key) == letter(key)
+            found = [each.id for each in store.letters.list(Filter(), limit=200, cursor=None).letters]
     return found
 
 
@@ -70,7 +70,7 @@ def test_a_direct_connection_prepares_what_it_asks_often(postgres_url: str) -> N
     with closing(open_store(postgres_url)) as store:
         for n in range(ROUNDS):
             reserve(store, key=str(n))
-        with store.database.connection() as connection:  # type: ignore[attr-defined]
+        with store.connection() as connection:  # type: ignore[attr-defined]
             asked = connection.exec_driver_sql("select count(*) from pg_prepared_statements").scalar_one()
     assert asked
 

@@ -32,7 +32,7 @@ def rate(
 
 def record(store: Store, rates: Sequence[Rate]) -> None:
     """Record rates, as a writer that has not done so before."""
-    store.record_rates(rates, uuid4().hex, 1)
+    store.documents.record_rates(rates, uuid4().hex, 1)
 
 
 def test_counts_are_added_up(store: Store) -> None:
@@ -40,7 +40,7 @@ def test_counts_are_added_up(store: Store) -> None:
     record(store, [rate(2), rate(3, at=AT + MINUTE), rate(5, at=AT + 2 * MINUTE), rate(7, outcome="retried")])
     record(store, [rate(10, at=AT + timedelta(seconds=59)), rate(1, queue="slow")])
     record(store, [])
-    by_minute = store.rates(AT, AT + HOUR, "minute")
+    by_minute = store.documents.rates(AT, AT + HOUR, "minute")
     assert sorted((one.at, one.queue, one.outcome, one.counts[0]) for one in by_minute) == [
         (AT, "default", "completed", 12),
         (AT, "default", "retried", 7),
@@ -50,21 +50,21 @@ def test_counts_are_added_up(store: Store) -> None:
     ]
     assert [one.at for one in by_minute] == sorted(one.at for one in by_minute)
     hour = AT.replace(minute=0)
-    by_hour = store.rates(hour, hour + 2 * HOUR, "hour")
+    by_hour = store.documents.rates(hour, hour + 2 * HOUR, "hour")
     assert {(one.at, one.queue, one.outcome): one.counts[0] for one in by_hour} == {
         (hour, "default", "completed"): 15,
         (hour, "default", "retried"): 7,
         (hour, "slow", "completed"): 1,
         (hour + HOUR, "default", "completed"): 5,
     }
-    assert store.rates(AT + MINUTE, AT + 2 * MINUTE, "minute") == [rate(3, at=AT + MINUTE)]
+    assert store.documents.rates(AT + MINUTE, AT + 2 * MINUTE, "minute") == [rate(3, at=AT + MINUTE)]
 
 
 def test_each_duration_has_its_count(store: Store) -> None:
     """The durations stay apart, and names of any text are kept as every index can hold them."""
     counts = tuple(range(len(BOUNDS) + 1))
     record(store, [Rate(AT, "ü\0\ud800" + "x" * 300, "", "completed", counts)])
-    (found,) = store.rates(AT, AT + MINUTE, "minute")
+    (found,) = store.documents.rates(AT, AT + MINUTE, "minute")
     assert found.counts == counts
     assert found.type == ("ü\N{REPLACEMENT CHARACTER}?" + "x" * 300)[:255]
 
@@ -83,7 +83,7 @@ def test_no_count_of_many_writers_is_lost(url: str) -> None:
     """Processes that write the same rates at the same time neither lose a count nor wait for each other."""
     open_store(url).prepare()
     in_processes(4, add_up, url)
-    assert [one.counts[0] for one in open_store(url).rates(AT, AT + HOUR, "minute")] == [80] * 8
+    assert [one.counts[0] for one in open_store(url).documents.rates(AT, AT + HOUR, "minute")] == [80] * 8
 
 
 def test_no_writer_waits_for_the_disk_of_another(postgres_url: str) -> None:
@@ -101,17 +101,17 @@ def test_rates_are_forgotten_in_time(store: Store, span: str) -> None:
     """Minutes are kept for a day and hours for 14 days, whatever else is in the store."""
     old = AT.replace(minute=0) - (timedelta(hours=25) if span == "minute" else timedelta(days=15))
     record(store, [rate(1, at=old), rate(1)])
-    store.forget_rates(datetime.now(timezone.utc))
-    assert store.rates(old, old + HOUR, span) == []  # type: ignore[arg-type]
-    assert len(store.rates(AT.replace(minute=0), AT + HOUR, span)) == 1  # type: ignore[arg-type]
-    assert len(store.rates(old, old + HOUR, "hour")) == (1 if span == "minute" else 0)
+    store.documents.forget_rates(datetime.now(timezone.utc))
+    assert store.documents.rates(old, old + HOUR, span) == []  # type: ignore[arg-type]
+    assert len(store.documents.rates(AT.replace(minute=0), AT + HOUR, span)) == 1  # type: ignore[arg-type]
+    assert len(store.documents.rates(old, old + HOUR, "hour")) == (1 if span == "minute" else 0)
 
 
 def test_a_batch_that_is_repeated_counts_once_on_valkey(valkey_url: str) -> None:
     """Also when it comes after a later one."""
     store = open_store(valkey_url)
     for number in (1, 1, 2, 1, 3):
-        store.record_rates([rate(1)], "a", number)
-    store.record_rates([rate(1)], "b", 1)
-    [found] = store.rates(AT, AT + MINUTE, "minute")
+        store.documents.record_rates([rate(1)], "a", number)
+    store.documents.record_rates([rate(1)], "b", 1)
+    [found] = store.documents.rates(AT, AT + MINUTE, "minute")
     assert found.counts[0] == 4

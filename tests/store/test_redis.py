@@ -56,7 +56,7 @@ def reserve(
 ) -> Grant:
     """Reserve a run for a minute."""
     until = now + timedelta(minutes=1)
-    return store.reserve(
+    return store.reservations.reserve(
         reservation, publication="p-1", holder=holder, mark=secrets.token_hex(8), now=now, until=until
     ).grant
 
@@ -83,61 +83,63 @@ def parked(job_id: str = "j-1", **fields: Any) -> Parked:
 
 def claim_due(store: Store) -> Due:
     """Claim a parked retry that is due."""
-    return store.claim_due("celery", now=NOW, until=LATER, limit=1)
+    return store.parked.claim_due("celery", now=NOW, until=LATER, limit=1)
 
 
 def use_everything(store: Store) -> None:
     """Call every method, and leave something of every kind behind."""
     store.prepare()
-    store.keep_errors("j-1", [(0, entry())])
-    store.keep_errors("j-9", [(0, entry())])
-    assert len(store.kept_errors("j-1")) == 1
+    store.letters.keep_errors("j-1", [(0, entry())])
+    store.letters.keep_errors("j-9", [(0, entry())])
+    assert len(store.letters.kept_errors("j-1")) == 1
     assert reserve(store) is Grant.TAKEN
-    assert store.extend([RESERVATION, Reservation("k-2", 0)], holder="w-1", until=LATER) == [
+    assert store.reservations.extend([RESERVATION, Reservation("k-2", 0)], holder="w-1", until=LATER) == [
         Reservation("k-2", 0)
     ]
-    store.bury(letter(), Settle(RESERVATION, "w-1", KEEP))
-    store.bury(letter("j-2", type="other"))
+    store.letters.bury(letter(), Settle(RESERVATION, "w-1", KEEP))
+    store.letters.bury(letter("j-2", type="other"))
     assert reserve(store) is Grant.SETTLED
-    held = store.claim(["j-1"], now=NOW, seconds=60).claim
+    held = store.letters.claim(["j-1"], now=NOW, seconds=60).claim
     assert held
-    store.unclaim(["j-1"], held)
-    assert [found.id for found in store.list(Filter(type="bill?ng.*"), limit=5, cursor=None).letters] == []
-    assert len(store.list(Filter(type="billing.*"), limit=5, cursor=None).letters) == 1
-    held = store.claim(["j-1"], now=NOW, seconds=60).claim
+    store.letters.unclaim(["j-1"], held)
+    assert [
+        found.id for found in store.letters.list(Filter(type="bill?ng.*"), limit=5, cursor=None).letters
+    ] == []
+    assert len(store.letters.list(Filter(type="billing.*"), limit=5, cursor=None).letters) == 1
+    held = store.letters.claim(["j-1"], now=NOW, seconds=60).claim
     assert held
-    assert store.delete(["j-1"], held)
-    store.forget_errors("j-1")
-    assert (store.stats().total, store.get("j-1")) == (1, None)
+    assert store.letters.delete(["j-1"], held)
+    store.letters.forget_errors("j-1")
+    assert (store.letters.stats().total, store.letters.get("j-1")) == (1, None)
     for job_id in ("j-1", "j-2", "j-3"):
-        store.park(parked(job_id), Settle(Reservation(f"{job_id} key", 0), None, KEEP))
+        store.parked.park(parked(job_id), Settle(Reservation(f"{job_id} key", 0), None, KEEP))
     due = claim_due(store)
-    store.unclaim_parked(due.retries, due.claim)
+    store.parked.unclaim(due.retries, due.claim)
     due = claim_due(store)
-    assert store.unpark(due.retries, due.claim) == 1
-    assert store.reschedule(parked("j-2"), LATER)
-    assert store.cancel_parked(parked("j-2"))
-    assert store.get_parked("j-3") == parked("j-3")
-    assert store.list_parked(Filter(queue="default"), limit=5, cursor=None).retries == (parked("j-3"),)
-    assert store.count_parked() == 1
+    assert store.parked.unpark(due.retries, due.claim) == 1
+    assert store.parked.reschedule(parked("j-2"), LATER)
+    assert store.parked.cancel(parked("j-2"))
+    assert store.parked.get("j-3") == parked("j-3")
+    assert store.parked.list(Filter(queue="default"), limit=5, cursor=None).retries == (parked("j-3"),)
+    assert store.parked.count() == 1
     assert reserve(store, Reservation("k-3", 0)) is Grant.TAKEN
-    assert store.release(Settle(Reservation("k-3", 0), "w-1", KEEP))
+    assert store.reservations.release(Settle(Reservation("k-3", 0), "w-1", KEEP))
     assert reserve(store, Reservation("k-4", 0)) is Grant.TAKEN
-    assert store.settle(Settle(Reservation("k-4", 0), "w-1", KEEP))
-    store.expire([Reservation("k-4", 0)])
-    assert store.expire_before(NOW, limit=10) == 0
+    assert store.reservations.settle(Settle(Reservation("k-4", 0), "w-1", KEEP))
+    store.reservations.expire([Reservation("k-4", 0)])
+    assert store.reservations.expire_before(NOW, limit=10) == 0
     assert reserve(store, Reservation("k-5", 0)) is Grant.TAKEN
 
 
 def test_what_was_answered_outlives_a_kill(server: Valkey, own: Store) -> None:
     """After the restart the next call works, although its connection was dead."""
-    own.bury(letter(), Settle(RESERVATION, None, KEEP))
-    own.park(parked())
+    own.letters.bury(letter(), Settle(RESERVATION, None, KEEP))
+    own.parked.park(parked())
     server.kill()
     with pytest.raises(StoreError, match=r"^the store 'redis://127.* failed: .*refused"):
-        own.get("j-1")
+        own.letters.get("j-1")
     server.start()
-    assert own.get("j-1") == letter()
+    assert own.letters.get("j-1") == letter()
     assert reserve(own) is Grant.SETTLED
     assert claim_due(own).retries == (parked(),)
 
@@ -223,31 +225,31 @@ def test_whatever_answer_is_lost_the_step_is_done_once(forgetful: tuple[Forgetfu
         return found
 
     reserve(store)
-    assert lossy(lambda: store.settle(Settle(RESERVATION, "w-1", KEEP)))
-    lossy(lambda: store.bury(letter(), Settle(RESERVATION, "w-1", KEEP)))
-    assert store.stats().total == 1
-    held = lossy(lambda: store.claim(["j-1"], now=NOW, seconds=60)).claim
+    assert lossy(lambda: store.reservations.settle(Settle(RESERVATION, "w-1", KEEP)))
+    lossy(lambda: store.letters.bury(letter(), Settle(RESERVATION, "w-1", KEEP)))
+    assert store.letters.stats().total == 1
+    held = lossy(lambda: store.letters.claim(["j-1"], now=NOW, seconds=60)).claim
     assert held
-    lossy(lambda: store.delete(["j-1"], held))
-    assert store.stats().total == 0
-    lossy(lambda: store.park(parked(), Settle(RESERVATION, "w-1", KEEP)))
-    assert store.count_parked() == 1
+    lossy(lambda: store.letters.delete(["j-1"], held))
+    assert store.letters.stats().total == 0
+    lossy(lambda: store.parked.park(parked(), Settle(RESERVATION, "w-1", KEEP)))
+    assert store.parked.count() == 1
     assert lossy(lambda: claim_due(store)).retries == ()
-    due = store.claim_due("celery", now=LATER, until=LATER + timedelta(minutes=1), limit=5)
+    due = store.parked.claim_due("celery", now=LATER, until=LATER + timedelta(minutes=1), limit=5)
     assert due.retries == (parked(),)
 
 
 def test_a_server_that_does_not_answer(server: Valkey) -> None:
     """The call fails in time, and no later call gets its answer."""
     store = open_store(server.url + "?socket_timeout=5")  # the server must answer in time before and after
-    store.bury(letter())
+    store.letters.bury(letter())
     os.kill(server.pid, signal.SIGSTOP)
     try:
         with pytest.raises(StoreError, match="Timeout reading from"):
-            store.stats()
+            store.letters.stats()
     finally:
         os.kill(server.pid, signal.SIGCONT)
-    assert store.get("j-1") == letter()
+    assert store.letters.get("j-1") == letter()
 
 
 class Interrupted(BaseException):
@@ -256,7 +258,7 @@ class Interrupted(BaseException):
 
 def test_an_interrupt_leaves_no_answer_for_the_next_call(server: Valkey, own: Store) -> None:
     """A time limit may strike between a request and its answer."""
-    own.bury(letter())
+    own.letters.bury(letter())
 
     def strike(*_: object) -> None:
         raise Interrupted
@@ -266,41 +268,41 @@ def test_an_interrupt_leaves_no_answer_for_the_next_call(server: Valkey, own: St
     try:
         with pytest.raises(Interrupted):
             signal.setitimer(signal.ITIMER_REAL, 0.2)
-            own.stats()
+            own.letters.stats()
     finally:
         os.kill(server.pid, signal.SIGCONT)
         signal.signal(signal.SIGALRM, before)
-    assert own.get("j-1") == letter()
+    assert own.letters.get("j-1") == letter()
 
 
 def test_a_full_memory_refuses_a_step_as_a_whole(client: redis.Redis, own: Store) -> None:
     """A refused step changes nothing, and a step that frees memory still works."""
     use_everything(own)
-    own.bury(letter("j-8"))
-    held = own.claim(["j-8"], now=NOW, seconds=60).claim
+    own.letters.bury(letter("j-8"))
+    held = own.letters.claim(["j-8"], now=NOW, seconds=60).claim
     assert held
     due = claim_due(own)
     assert due.retries == (parked("j-3"),)
     before = {key: client.dump(key) for key in client.scan_iter() if "schema" not in key}
     client.config_set("maxmemory", "1mb")
     changes: tuple[Callable[[], object], ...] = (
-        lambda: own.bury(letter("j-2", queue="moved"), Settle(Reservation("k-5", 0), "w-1", KEEP)),
-        lambda: own.park(parked("j-3", fence=2), Settle(Reservation("k-5", 0), "w-1", KEEP)),
-        lambda: own.unclaim_parked(due.retries, due.claim),
-        lambda: own.keep_errors("j-9", [(1, entry())]),
+        lambda: own.letters.bury(letter("j-2", queue="moved"), Settle(Reservation("k-5", 0), "w-1", KEEP)),
+        lambda: own.parked.park(parked("j-3", fence=2), Settle(Reservation("k-5", 0), "w-1", KEEP)),
+        lambda: own.parked.unclaim(due.retries, due.claim),
+        lambda: own.letters.keep_errors("j-9", [(1, entry())]),
         lambda: reserve(own, Reservation("k-6", 0)),
-        lambda: own.settle(Settle(Reservation("k-5", 0), "w-1", KEEP)),
+        lambda: own.reservations.settle(Settle(Reservation("k-5", 0), "w-1", KEEP)),
     )
     for change in changes:
         with pytest.raises(StoreError, match=r"^the store 'redis://.* failed: .*maxmemory"):
             change()
     assert {key: client.dump(key) for key in client.scan_iter() if "schema" not in key} == before
-    assert own.delete(["j-8"], held)
-    assert own.unpark(due.retries, due.claim) == 1
-    own.forget_errors("j-9")
+    assert own.letters.delete(["j-8"], held)
+    assert own.parked.unpark(due.retries, due.claim) == 1
+    own.letters.forget_errors("j-9")
     client.config_set("maxmemory", "0")
-    own.bury(letter("j-2", queue="moved"))
-    assert own.stats().by_queue == {"moved": 1}
+    own.letters.bury(letter("j-2", queue="moved"))
+    assert own.letters.stats().by_queue == {"moved": 1}
 
 
 def test_a_replica_is_an_error_until_it_is_promoted(client: redis.Redis, own: Store) -> None:
@@ -317,54 +319,56 @@ def test_only_reservations_have_an_end(client: redis.Redis, own: Store) -> None:
     """A settled one when it was said, another one a week after its time; by the server's own clock."""
     use_everything(own)
     assert reserve(own, Reservation("k-6", 0)) is Grant.TAKEN
-    own.settle(Settle(Reservation("k-6", 0), "w-1", KEEP))
+    own.reservations.settle(Settle(Reservation("k-6", 0), "w-1", KEEP))
     ends = {key: client.pexpiretime(key) for key in client.scan_iter()}
     prefix = "ojs:{ojs}:turn:"
     assert {key for key, end in ends.items() if end != -1} == {key for key in ends if key.startswith(prefix)}
     assert ends[prefix + "k-6"] == KEEP.timestamp() * 1000
     assert ends[prefix + "k-5"] == (LATER + timedelta(weeks=1)).timestamp() * 1000
-    own.settle(Settle(Reservation("k-6", 0), "w-1", datetime.now(timezone.utc) + timedelta(milliseconds=50)))
+    own.reservations.settle(
+        Settle(Reservation("k-6", 0), "w-1", datetime.now(timezone.utc) + timedelta(milliseconds=50))
+    )
     eventually(lambda: not client.exists(prefix + "k-6"), what="the end of a settled reservation")
 
 
 def test_a_retry_parked_again_for_the_same_moment_is_in_every_index(own: Store) -> None:
     """The retry moves to another queue, and its entry in the index by time must stay."""
-    own.park(parked(queue="first"))
-    own.park(parked(queue="second"))
+    own.parked.park(parked(queue="first"))
+    own.parked.park(parked(queue="second"))
     for where in (Filter(), Filter(queue="second")):
-        assert own.list_parked(where, limit=5, cursor=None).retries == (parked(queue="second"),)
-    assert own.list_parked(Filter(queue="first"), limit=5, cursor=None).retries == ()
+        assert own.parked.list(where, limit=5, cursor=None).retries == (parked(queue="second"),)
+    assert own.parked.list(Filter(queue="first"), limit=5, cursor=None).retries == ()
     assert claim_due(own).retries == (parked(queue="second"),)
 
 
 def test_whose_claim_is_over_may_still_publish(own: Store) -> None:
     """Nobody can move or cancel the retry; only another worker's claim takes it away."""
-    own.park(parked("j-1"))
-    own.park(parked("j-2", next_retry_at=NOW + timedelta(seconds=1)))
-    first = own.claim_due("celery", now=LATER, until=LATER, limit=2)
+    own.parked.park(parked("j-1"))
+    own.parked.park(parked("j-2", next_retry_at=NOW + timedelta(seconds=1)))
+    first = own.parked.claim_due("celery", now=LATER, until=LATER, limit=2)
     assert len(first.retries) == 2
-    second = own.claim_due("celery", now=LATER, until=LATER + timedelta(minutes=1), limit=1)
+    second = own.parked.claim_due("celery", now=LATER, until=LATER + timedelta(minutes=1), limit=1)
     assert second.retries == (parked("j-1"),)
     for retry in first.retries:
-        assert not own.cancel_parked(retry)
-        assert not own.reschedule(retry, LATER)
-    assert own.unpark(first.retries, first.claim) == 1
-    assert own.unpark(second.retries, second.claim) == 1
-    assert own.count_parked() == 0
+        assert not own.parked.cancel(retry)
+        assert not own.parked.reschedule(retry, LATER)
+    assert own.parked.unpark(first.retries, first.claim) == 1
+    assert own.parked.unpark(second.retries, second.claim) == 1
+    assert own.parked.count() == 0
 
 
 def test_a_deleted_letter_and_a_published_retry_leave_nothing(client: redis.Redis, own: Store) -> None:
     """No index holds them afterwards; only the first death of the letter's group is kept."""
-    own.bury(letter(), Settle(RESERVATION, None, KEEP))
-    own.bury(letter(queue="second", discarded_at=NOW + timedelta(days=1)))
-    held = own.claim(["j-1"], now=NOW, seconds=60).claim
+    own.letters.bury(letter(), Settle(RESERVATION, None, KEEP))
+    own.letters.bury(letter(queue="second", discarded_at=NOW + timedelta(days=1)))
+    held = own.letters.claim(["j-1"], now=NOW, seconds=60).claim
     assert held
-    own.delete(["j-1"], held)
-    own.park(parked())
-    own.park(parked(id="another", queue="second", next_retry_at=NOW - timedelta(days=1)))
+    own.letters.delete(["j-1"], held)
+    own.parked.park(parked())
+    own.parked.park(parked(id="another", queue="second", next_retry_at=NOW - timedelta(days=1)))
     due = claim_due(own)
-    assert own.unpark(due.retries, due.claim) == 1
-    own.expire([RESERVATION])
+    assert own.parked.unpark(due.retries, due.claim) == 1
+    own.reservations.expire([RESERVATION])
     assert sorted(client.scan_iter()) == ["ojs:{ojs}:letters:first_deaths", "ojs:{ojs}:schema"]
 
 
@@ -397,7 +401,7 @@ def test_a_cluster_of_two() -> None:
             eventually(lambda client=client: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
         for name in names:
             use_everything(open_store(one.url, name))
-            assert open_store(two.url, name).stats().total == 1
+            assert open_store(two.url, name).letters.stats().total == 1
         assert all(client.dbsize() for client in clients)
 
 
@@ -411,8 +415,10 @@ def test_namespaces_that_look_alike_are_apart(own: Store, server: Valkey) -> Non
     """Braces in their names make no difference."""
     names = ["a", "{a", "a}", "%7Ba", "a}:letters"]
     for name in names:
-        open_store(server.url, name).bury(letter(name))
-    found = [open_store(server.url, name).list(Filter(), limit=9, cursor=None).letters for name in names]
+        open_store(server.url, name).letters.bury(letter(name))
+    found = [
+        open_store(server.url, name).letters.list(Filter(), limit=9, cursor=None).letters for name in names
+    ]
     assert [[letter.id for letter in letters] for letters in found] == [[name] for name in names]
 
 
@@ -420,10 +426,16 @@ def test_a_store_of_a_newer_version_is_refused(client: redis.Redis, server: Valk
     """Every method refuses it, and the error says what to do."""
     own.prepare()
     client.set("ojs:{ojs}:schema", 2)
-    own.bury(letter())
+    own.letters.bury(letter())
     later = open_store(server.url)
-    uses = (later.prepare, later.stats, later.count_parked, lambda: reserve(later), lambda: later.get("j-1"))
-    for use in (*uses, lambda: later.list(Filter(type="a"), limit=1, cursor=None)):
+    uses = (
+        later.prepare,
+        later.letters.stats,
+        later.parked.count,
+        lambda: reserve(later),
+        lambda: later.letters.get("j-1"),
+    )
+    for use in (*uses, lambda: later.letters.list(Filter(type="a"), limit=1, cursor=None)):
         with pytest.raises(StoreError, match=r"^the store has schema 2, this ojs-bridge reads 1: update it$"):
             use()
 
@@ -472,7 +484,12 @@ def test_a_wrong_password_is_not_repeated(server: Valkey, credentials: str) -> N
 def test_a_server_out_of_reach(scheme: str) -> None:
     """Every method says so, without the password."""
     store = open_store(f"{scheme}://ojs:s3cr%3At@127.0.0.1:1/0")
-    for use in (store.prepare, store.stats, lambda: store.bury(letter()), lambda: reserve(store)):
+    for use in (
+        store.prepare,
+        store.letters.stats,
+        lambda: store.letters.bury(letter()),
+        lambda: reserve(store),
+    ):
         with pytest.raises(StoreError, match=rf"^the store '{scheme}://\*\*\*@127.* failed: ") as error:
             use()
         assert "s3cr" not in str(error.value)
@@ -509,10 +526,10 @@ def test_connections_are_as_many_as_callers(client: redis.Redis, own: Store) -> 
 
 def test_a_forked_child_uses_no_connection_of_its_parent(client: redis.Redis, own: Store) -> None:
     """The child does not close the connection, either."""
-    own.bury(letter())
+    own.letters.bury(letter())
     before = {found["id"] for found in client.client_list()}
-    assert in_processes(3, lambda: own.get("j-1") == letter()) == [True] * 3
-    assert own.get("j-1") == letter()
+    assert in_processes(3, lambda: own.letters.get("j-1") == letter()) == [True] * 3
+    assert own.letters.get("j-1") == letter()
     # The server may not have noticed yet that the children's connections have ended.
     eventually(lambda: {found["id"] for found in client.client_list()} == before)
 
@@ -521,6 +538,9 @@ def test_a_forked_child_uses_no_connection_of_its_parent(client: redis.Redis, ow
 def test_a_fence_that_lua_cannot_count(own: Store, fence: int) -> None:
     """Such a fence raises a StoreError."""
     reservation = Reservation("k", fence)
-    for use in (lambda: reserve(own, reservation), lambda: own.settle(Settle(reservation, None, KEEP))):
+    for use in (
+        lambda: reserve(own, reservation),
+        lambda: own.reservations.settle(Settle(reservation, None, KEEP)),
+    ):
         with pytest.raises(StoreError, match=r"^fence: "):
             use()

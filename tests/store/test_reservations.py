@@ -49,7 +49,7 @@ def reserve(
     mark: str = "",
 ) -> ReserveAnswer:
     """Ask to reserve a run for a minute."""
-    return store.reserve(
+    return store.reservations.reserve(
         Reservation(key, fence),
         publication=publication,
         holder=holder,
@@ -71,12 +71,12 @@ def ask(fence: int, **known: Any) -> Step:
 
 def settle(fence: int, holder: str | None = FIRST) -> Step:
     """Return a step that settles a reservation."""
-    return lambda store: store.settle(over(fence, holder))
+    return lambda store: store.reservations.settle(over(fence, holder))
 
 
 def release(fence: int, holder: str | None = FIRST) -> Step:
     """Return a step that releases a reservation."""
-    return lambda store: store.release(over(fence, holder))
+    return lambda store: store.reservations.release(over(fence, holder))
 
 
 #: The steps before, the question, and the answer.
@@ -184,7 +184,7 @@ def test_a_lost_attempt_whose_answer_was_lost_is_not_unused(store: Store) -> Non
     """The worker that asked gives back what it never began; the attempt has begun before."""
     reserve(store)
     assert reserve(store, at=60, holder=SECOND, mark="b").grant is LOST
-    assert not store.release(over(0, SECOND)._replace(mark="b"))
+    assert not store.reservations.release(over(0, SECOND)._replace(mark="b"))
     assert reserve(store, at=61).grant is HELD
     assert reserve(store, at=120).grant is LOST
 
@@ -196,7 +196,7 @@ def test_how_long_another_has_it(store: Store) -> None:
     assert reserve(store, at=60, mark="b") == ReserveAnswer(LOST, after(60), FIRST, "a")
     assert reserve(store, at=70) == ReserveAnswer(HELD, after(120), FIRST, "b")
     assert reserve(store, publication="p-2") == ReserveAnswer(RESENT)
-    store.settle(over())
+    store.reservations.settle(over())
     assert reserve(store) == ReserveAnswer(SETTLED)
 
 
@@ -206,10 +206,13 @@ def test_a_heartbeat_extends_what_its_holder_holds(store: Store) -> None:
     for key in ("mine", "settled", "moved on"):
         reserve(store, 1, key=key)
     reserve(store, 1, key="another's", holder=SECOND)
-    store.settle(over(1, key="settled"))
+    store.reservations.settle(over(1, key="settled"))
     reserve(store, 2, key="moved on")
     lost = [Reservation(key, 1) for key in ("another's", "settled", "moved on", "unknown")]
-    assert list(store.extend([Reservation("mine", 1), *lost], holder=FIRST, until=after(300))) == lost
+    assert (
+        list(store.reservations.extend([Reservation("mine", 1), *lost], holder=FIRST, until=after(300)))
+        == lost
+    )
     found = reserve(store, 1, key="mine", at=299)
     assert (found.grant, found.until, found.holder) == (HELD, after(300), FIRST)
     assert reserve(store, 1, key="another's", at=1).until == after(60)
@@ -218,27 +221,27 @@ def test_a_heartbeat_extends_what_its_holder_holds(store: Store) -> None:
 
 def test_a_suspicion_grows_until_it_ends(store: Store) -> None:
     """Its time begins with the first evidence, by the store's clock."""
-    assert store.suspect("family", gone=False) is None
+    assert store.reservations.suspect("family", gone=False) is None
 
     def lasts(at_least: timedelta, *, gone: bool = False) -> bool:
-        suspected = store.suspect("family", gone=gone)
+        suspected = store.reservations.suspect("family", gone=gone)
         return suspected is not None and suspected >= at_least
 
     assert lasts(timedelta(), gone=True)
     eventually(lambda: lasts(timedelta(milliseconds=20)))
     assert lasts(timedelta(milliseconds=20), gone=True)
-    assert store.suspect("other", gone=False) is None
-    store.clear("family")
-    assert store.suspect("family", gone=False) is None
+    assert store.reservations.suspect("other", gone=False) is None
+    store.reservations.clear("family")
+    assert store.reservations.suspect("family", gone=False) is None
 
 
 def test_an_old_suspicion_is_forgotten(sql_url: str) -> None:
     """What nobody clears does not stay for ever; on Redis its key expires."""
     with closing(open_store(sql_url)) as store:
-        store.suspect("family", gone=True)
+        store.reservations.suspect("family", gone=True)
         for hours, stays in ((20, True), (25, False)):
-            store.expire_before(store.clock() + timedelta(hours=hours), limit=1)
-            assert (store.suspect("family", gone=False) is not None) is stays
+            store.reservations.expire_before(store.clock() + timedelta(hours=hours), limit=1)
+            assert (store.reservations.suspect("family", gone=False) is not None) is stays
 
 
 @pytest.mark.requirement("RET-13")
@@ -246,7 +249,7 @@ def test_who_was_taken_over_is_told_so(store: Store) -> None:
     """The worker's next heartbeat says so, and takes nothing back."""
     reserve(store)
     assert reserve(store, at=60, holder=SECOND).grant is LOST
-    assert list(store.extend([Reservation("j-1", 0)], holder=FIRST, until=after(300))) == [
+    assert list(store.reservations.extend([Reservation("j-1", 0)], holder=FIRST, until=after(300))) == [
         Reservation("j-1", 0)
     ]
     found = reserve(store, at=61)
@@ -260,21 +263,23 @@ def test_a_heartbeat_of_a_thousand_turns(store: Store) -> None:
     for reservation in reservations[::2]:
         reserve(store, reservation.fence, key=reservation.key)
     assert (
-        sorted(store.extend(reservations, holder=FIRST, until=after(300)), key=reservations.index)
+        sorted(
+            store.reservations.extend(reservations, holder=FIRST, until=after(300)), key=reservations.index
+        )
         == reservations[1::2]
     )
-    assert list(store.extend([], holder=FIRST, until=after(300))) == []
+    assert list(store.reservations.extend([], holder=FIRST, until=after(300))) == []
 
 
 def test_forgetting_settled_turns(store: Store) -> None:
     """Only the turn of the given fence is forgotten; a turn that is under way stays."""
     for key in ("settled", "moved on"):
         reserve(store, 1, key=key)
-        store.settle(over(1, key=key))
+        store.reservations.settle(over(1, key=key))
     reserve(store, 2, key="moved on")
     reserve(store, 1, key="live")
-    store.expire([Reservation(key, 1) for key in ("settled", "moved on", "live", "unknown")])
-    store.expire([])
+    store.reservations.expire([Reservation(key, 1) for key in ("settled", "moved on", "live", "unknown")])
+    store.reservations.expire([])
     assert reserve(store, 1, key="settled").grant is TAKEN
     assert reserve(store, 2, key="moved on").grant is HELD
     assert reserve(store, 1, key="live").grant is HELD
@@ -288,12 +293,12 @@ def test_no_name_is_too_awkward(store: Store, text: str) -> None:
     assert reserve(store, key=f"{key}'").grant is TAKEN
     assert reserve(store, key=key, publication=f"{publication}'").grant is RESENT
     assert reserve(store, key=key, publication=publication).grant is HELD
-    assert list(store.extend([Reservation(key, 0)], holder=f"{holder}'", until=after(90))) == [
+    assert list(store.reservations.extend([Reservation(key, 0)], holder=f"{holder}'", until=after(90))) == [
         Reservation(key, 0)
     ]
-    assert list(store.extend([Reservation(key, 0)], holder=holder, until=after(90))) == []
-    assert not store.settle(over(0, f"{holder}'", key=key))
-    assert store.settle(over(0, holder, key=key))
+    assert list(store.reservations.extend([Reservation(key, 0)], holder=holder, until=after(90))) == []
+    assert not store.reservations.settle(over(0, f"{holder}'", key=key))
+    assert store.reservations.settle(over(0, holder, key=key))
 
 
 def test_keys_differ_by_case(store: Store) -> None:
@@ -305,9 +310,11 @@ def test_namespaces_have_reservations_of_their_own(url: str) -> None:
     """Both namespaces are in one database."""
     one, two = open_store(url, "one"), open_store(url, "two")
     assert reserve(one).grant is TAKEN
-    assert list(two.extend([Reservation("j-1", 0)], holder=FIRST, until=after(90))) == [Reservation("j-1", 0)]
+    assert list(two.reservations.extend([Reservation("j-1", 0)], holder=FIRST, until=after(90))) == [
+        Reservation("j-1", 0)
+    ]
     assert reserve(two).grant is TAKEN
-    one.settle(over())
+    one.reservations.settle(over())
     assert reserve(two).grant is HELD
 
 
@@ -315,10 +322,10 @@ def test_a_letter_and_its_turn_are_written_together(store: Store) -> None:
     """Again and again, as when the first answer was lost."""
     reserve(store, 1)
     for _ in range(2):
-        assert store.bury(letter(), over(1))
+        assert store.letters.bury(letter(), over(1))
         assert reserve(store, 1).grant is SETTLED
-    assert store.get("j-1") == letter()
-    assert store.bury(letter("unknown"), over(1, key="unknown")), "rather two than none"
+    assert store.letters.get("j-1") == letter()
+    assert store.letters.bury(letter("unknown"), over(1, key="unknown")), "rather two than none"
 
 
 #: The steps that took a reservation from its run, and the late settlement of that run.
@@ -341,22 +348,22 @@ def test_what_a_run_says_too_late_is_not_written(store: Store, before: Sequence[
     for step in before:
         step(store)
     kept = [(0, {"attempt": 1, "type": "a.b"})]
-    store.bury(letter(queue="earlier"))
-    store.keep_errors("j-1", kept)
-    assert not store.bury(letter(queue="late"), late)
-    assert not store.park(parked(), late)
-    assert store.get("j-1") == letter(queue="earlier")
-    assert (store.count_parked(), store.kept_errors("j-1")) == (0, kept)
-    assert not store.settle(late)
+    store.letters.bury(letter(queue="earlier"))
+    store.letters.keep_errors("j-1", kept)
+    assert not store.letters.bury(letter(queue="late"), late)
+    assert not store.parked.park(parked(), late)
+    assert store.letters.get("j-1") == letter(queue="earlier")
+    assert (store.parked.count(), store.letters.kept_errors("j-1")) == (0, kept)
+    assert not store.reservations.settle(late)
 
 
 def test_a_turn_that_was_taken_over_is_not_forgotten(store: Store) -> None:
     """The worker that lost the turn may still try to write its outcome."""
     reserve(store, 0)
     assert reserve(store, 0, at=60, holder=SECOND).grant is LOST
-    assert store.settle(over(0, SECOND))
-    store.expire([Reservation("j-1", 0)])
-    assert not store.bury(letter(), over(0))
+    assert store.reservations.settle(over(0, SECOND))
+    store.reservations.expire([Reservation("j-1", 0)])
+    assert not store.letters.bury(letter(), over(0))
     assert reserve(store, 0).grant is SETTLED
 
 
@@ -402,9 +409,9 @@ def test_either_its_holder_settles_a_turn_or_another_takes_it_over(store: Store,
     for key in KEYS:
         reserve(store, key=key)
     ways: dict[str, Callable[[str], bool]] = {
-        "settle": lambda key: store.settle(over(key=key)),
-        "bury": lambda key: store.bury(letter(key), over(key=key)),
-        "park": lambda key: store.park(parked(key), over(key=key)),
+        "settle": lambda key: store.reservations.settle(over(key=key)),
+        "bury": lambda key: store.letters.bury(letter(key), over(key=key)),
+        "park": lambda key: store.parked.park(parked(key), over(key=key)),
     }
 
     def settles() -> list[bool]:
@@ -420,9 +427,9 @@ def test_either_its_holder_settles_a_turn_or_another_takes_it_over(store: Store,
         assert [SETTLED if ours else LOST for ours in settled.result()] == told.result()
     ours = {key for key, was_ours in zip(KEYS, settled.result(), strict=True) if was_ours}
     if how == "bury":
-        assert {key for key in KEYS if store.get(key)} == ours
+        assert {key for key in KEYS if store.letters.get(key)} == ours
     if how == "park":
-        assert {key for key in KEYS if store.get_parked(key)} == ours
+        assert {key for key in KEYS if store.parked.get(key)} == ours
 
 
 def busy_until_killed(url: str, told: Connection) -> None:
@@ -431,7 +438,7 @@ def busy_until_killed(url: str, told: Connection) -> None:
     for n in itertools.count():
         reserve(store, key=f"j-{n}")
         told.send(n)
-        store.bury(letter(f"j-{n}"), over(key=f"j-{n}"))
+        store.letters.bury(letter(f"j-{n}"), over(key=f"j-{n}"))
 
 
 @pytest.mark.requirement("RET-12")
@@ -450,8 +457,8 @@ def test_what_a_killed_worker_leaves_behind(url: str, store: Store) -> None:
             last = receiver.recv()
         for key in (f"j-{n}" for n in range(last + 1)):
             grant = reserve(store, key=key, holder=SECOND, at=60).grant
-            assert grant is (LOST if store.get(key) is None else SETTLED), key
-            store.expire([Reservation(key, 0)])
-            claimed = store.claim([key], now=NOW, seconds=9)
-            assert grant is LOST or store.delete([key], claimed.claim) == 1
-            store.release(over(0, SECOND, key=key))
+            assert grant is (LOST if store.letters.get(key) is None else SETTLED), key
+            store.reservations.expire([Reservation(key, 0)])
+            claimed = store.letters.claim([key], now=NOW, seconds=9)
+            assert grant is LOST or store.letters.delete([key], claimed.claim) == 1
+            store.reservations.release(over(0, SECOND, key=key))

@@ -31,7 +31,7 @@ SPANS: dict[str, tuple[Filter, list[int]]] = {
 def hourly(store: Store) -> Store:
     """A store with six letters, which died an hour apart."""
     for n in range(6):
-        store.bury(letter(f"j-{n}", discarded_at=NOW + n * HOUR, queue=("even", "odd")[n % 2]))
+        store.letters.bury(letter(f"j-{n}", discarded_at=NOW + n * HOUR, queue=("even", "odd")[n % 2]))
     return store
 
 
@@ -43,43 +43,43 @@ def test_spans_of_time(hourly: Store, where: Filter, found: list[int], oldest_fi
     seen: list[str] = []
     cursor = None
     for _ in range(10):
-        page = hourly.list(where, limit=2, cursor=cursor, oldest_first=oldest_first)
+        page = hourly.letters.list(where, limit=2, cursor=cursor, oldest_first=oldest_first)
         seen += [letter.id for letter in page.letters]
         cursor = page.next_cursor
         if cursor is None:
             break
     expected = [f"j-{n}" for n in found]
     assert seen == (expected if oldest_first else expected[::-1])
-    assert hourly.count(where) == len(expected)
+    assert hourly.letters.count(where) == len(expected)
 
 
 @pytest.mark.requirement("DLQ-004")
 def test_what_is_pruned_is_gone(hourly: Store) -> None:
     """A pruned letter is in no listing and in no count, and a second pruning finds nothing."""
-    doomed = hourly.list(Filter(until=NOW + 4 * HOUR), limit=10, cursor=None).letters
-    assert hourly.prune(doomed, now=NOW) == 4
+    doomed = hourly.letters.list(Filter(until=NOW + 4 * HOUR), limit=10, cursor=None).letters
+    assert hourly.letters.prune(doomed, now=NOW) == 4
     assert ids(hourly) == ["j-5", "j-4"]
     assert ids(hourly, Filter(queue="even")) == ["j-4"]
-    assert (hourly.stats().total, hourly.count(EVERYTHING)) == (2, 2)
-    assert hourly.prune(doomed, now=NOW) == 0
+    assert (hourly.letters.stats().total, hourly.letters.count(EVERYTHING)) == (2, 2)
+    assert hourly.letters.prune(doomed, now=NOW) == 0
 
 
 @pytest.mark.requirement("DLQ-004")
 def test_what_is_replayed_or_has_died_again_is_not_pruned(hourly: Store) -> None:
     """A claim that has run out protects nothing."""
-    doomed = hourly.list(EVERYTHING, limit=10, cursor=None).letters
+    doomed = hourly.letters.list(EVERYTHING, limit=10, cursor=None).letters
     assert claim(hourly, "j-0")
     assert claim(hourly, "j-1", now=NOW - HOUR)
-    hourly.bury(replace(doomed[0], discarded_at=NOW + 9 * HOUR))
-    assert hourly.prune(doomed, now=NOW) == 4
+    hourly.letters.bury(replace(doomed[0], discarded_at=NOW + 9 * HOUR))
+    assert hourly.letters.prune(doomed, now=NOW) == 4
     assert ids(hourly) == ["j-5", "j-0"]
 
 
 def test_pruning_nothing(store: Store) -> None:
     """A pruning that finds no letter is no error."""
-    assert store.prune([], now=NOW) == 0
-    assert store.prune([letter()], now=NOW) == 0
-    assert store.count(EVERYTHING) == 0
+    assert store.letters.prune([], now=NOW) == 0
+    assert store.letters.prune([letter()], now=NOW) == 0
+    assert store.letters.count(EVERYTHING) == 0
 
 
 @pytest.mark.requirement("DLQ-004")
@@ -87,6 +87,6 @@ def test_a_thousand_at_a_time(store: Store) -> None:
     """More than one statement may name."""
     many = [letter(f"j-{n}", discarded_at=NOW + n * timedelta(seconds=1)) for n in range(1000)]
     for each in many:
-        store.bury(each)
-    assert store.prune(many, now=NOW) == 1000
-    assert store.stats().total == 0
+        store.letters.bury(each)
+    assert store.letters.prune(many, now=NOW) == 1000
+    assert store.letters.stats().total == 0

@@ -27,9 +27,9 @@ def test_a_record_goes_when_its_own_time_has_come(sql_url: str) -> None:
     for key, keep in (("abandoned", None), ("late", 2 * day), ("done", day + 30)):
         reserve(store, key=key)
         if keep is not None:
-            assert store.settle(Settle(Reservation(key, 0), FIRST, after(keep)))
+            assert store.reservations.settle(Settle(Reservation(key, 0), FIRST, after(keep)))
     at = (day + 29, day + 60, day + 60, 2 * day - 0.001, 2 * day)
-    assert [store.expire_before(after(seconds), limit=1) for seconds in at] == [0, 1, 0, 0, 1]
+    assert [store.reservations.expire_before(after(seconds), limit=1) for seconds in at] == [0, 1, 0, 0, 1]
     assert reserve(store, key="abandoned", at=1).grant is Grant.HELD
 
 
@@ -41,7 +41,7 @@ def test_many_are_settled_together(sql_url: str) -> None:
         reserve(store, key=key)
     reserve(store, 1, key="taken over", holder=SECOND)
     settles = [over(key=key) for key in (*keys, "unknown", "taken over")]
-    assert [*store.settle_all(settles)] == [Reservation("taken over", 0)]  # type: ignore[attr-defined]
+    assert [*store.reservations.settle_all(settles)] == [Reservation("taken over", 0)]
     assert {reserve(store, key=key).grant for key in (*keys, "unknown")} == {Grant.SETTLED}
     assert reserve(store, 1, key="taken over").grant is Grant.HELD
 
@@ -52,11 +52,11 @@ def test_a_statement_names_no_more_than_an_old_sqlite_takes(tmp_path: Path) -> N
     for key in keys:
         reserve(store, key=key)
     reserve(store, 1, key="0", holder=SECOND)
-    engine = store.database._quick  # type: ignore[attr-defined]
+    engine = store._quick  # type: ignore[attr-defined]
     sa.event.listen(
         engine, "before_cursor_execute", lambda *args: named.append(0 if args[5] else len(args[3]))
     )
-    lost = store.settle_all([over(key=key) for key in keys])  # type: ignore[attr-defined]
+    lost = store.reservations.settle_all([over(key=key) for key in keys])
     assert [*lost] == [Reservation("0", 0)]
     assert 0 < max(named) <= 999
 
@@ -68,7 +68,7 @@ def test_lots_are_settled_in_the_order_in_which_a_heartbeat_extends_them(postgre
         reserve(store, key=key)
     with ThreadPoolExecutor() as pool, sa.create_engine(postgres_url).connect() as other:
         other.execute(sa.text(touch.format("a")))
-        settled = pool.submit(store.settle_all, [over(key="b"), over(key="a")])  # type: ignore[attr-defined]
+        settled = pool.submit(store.reservations.settle_all, [over(key="b"), over(key="a")])
         eventually(lambda: other.execute(sa.text(WAITING)).scalar(), what="the wait for the first row")
         other.execute(sa.text(touch.format("b")))
         other.commit()
@@ -81,11 +81,11 @@ def test_postgresql_settles_in_place(postgres_url: str) -> None:
     store.prepare()
     for n in range(20):
         reserve(store, key=f"j-{n}")
-    engine = store.database._quick  # type: ignore[attr-defined]
+    engine = store._quick  # type: ignore[attr-defined]
     sa.event.listen(engine, "before_cursor_execute", lambda *args: asked.append(args[2]))
-    assert store.settle_all([over(key=f"j-{n}") for n in range(15)]) == ()  # type: ignore[attr-defined]
+    assert store.reservations.settle_all([over(key=f"j-{n}") for n in range(15)]) == ()
     assert len(asked) == 1
-    assert all(store.settle(over(key=f"j-{n}")) for n in range(15, 20))
+    assert all(store.reservations.settle(over(key=f"j-{n}")) for n in range(15, 20))
     store.close()  # The server counts when a session ends.
 
     def found() -> tuple[Any, ...]:
@@ -122,7 +122,11 @@ def test_only_a_settlement_alone_does_not_wait_for_the_disk(postgres_url: str) -
         settled = [over(key=key) for key in keys]
         return waits_for_the_disk(
             postgres_url,
-            lambda: store.settle(*settled) if count == 1 else store.settle_all(settled) == (),  # type: ignore[attr-defined]
+            lambda: (
+                store.reservations.settle(*settled)
+                if count == 1
+                else store.reservations.settle_all(settled) == ()
+            ),
         )
 
     for count in (1, 20):
@@ -133,5 +137,7 @@ def test_only_a_settlement_alone_does_not_wait_for_the_disk(postgres_url: str) -
         assert settles(strict, 1)
         assert settles(strict, 20)
         assert waits_for_the_disk(postgres_url, lambda key=key: reserve(store, key=key))
-        assert waits_for_the_disk(postgres_url, lambda key=key: store.park(parked(key), over(key=key)))
-        assert waits_for_the_disk(postgres_url, lambda key=key: store.bury(letter(key), over(key=key)))
+        assert waits_for_the_disk(postgres_url, lambda key=key: store.parked.park(parked(key), over(key=key)))
+        assert waits_for_the_disk(
+            postgres_url, lambda key=key: store.letters.bury(letter(key), over(key=key))
+        )

@@ -40,7 +40,7 @@ def first_use(sql_url: str) -> int:
     """Use a store that nobody has used before, and count what it says of its version."""
     store = open_store(sql_url)
     store.prepare()
-    store.bury(letter(str(os.getpid())))
+    store.letters.bury(letter(str(os.getpid())))
     with sa.create_engine(sql_url).connect() as connection:
         return connection.execute(sa.text("select count(*) from ojs_schema")).scalar_one()
 
@@ -66,9 +66,9 @@ def test_a_store_of_a_newer_version_is_refused(sql_url: str) -> None:
     store.prepare()
     with sa.create_engine(sql_url).begin() as connection:
         connection.execute(sa.text("insert into ojs_schema values (2)"))
-    store.bury(letter())
+    store.letters.bury(letter())
     later = open_store(sql_url)
-    for use in (later.prepare, later.stats, lambda: later.bury(letter())):
+    for use in (later.prepare, later.letters.stats, lambda: later.letters.bury(letter())):
         with pytest.raises(StoreError, match=r"^the store has schema 2, this ojs-bridge reads 1: update it$"):
             use()
 
@@ -76,11 +76,11 @@ def test_a_store_of_a_newer_version_is_refused(sql_url: str) -> None:
 def test_an_error_says_nothing_of_a_jobs_arguments(sql_url: str) -> None:
     """The arguments may be secret, and the error goes to the log."""
     store = open_store(sql_url)
-    store.bury(letter())
+    store.letters.bury(letter())
     with sa.create_engine(sql_url).begin() as connection:
         connection.execute(sa.text("drop table ojs_dead_letters"))
     with pytest.raises(StoreError) as error:
-        store.bury(letter(message={"args": ["4111-1111"]}))
+        store.letters.bury(letter(message={"args": ["4111-1111"]}))
     assert "4111" not in str(error.value)
     assert "4111" not in str(error.value.__cause__)
 
@@ -118,22 +118,22 @@ def sql_store(sql_url: str) -> Iterator[Store]:
 def test_old_records_are_swept_a_few_at_a_time(sql_store: Store) -> None:
     """Settled records go when their time is over, and abandoned records after a week."""
     for n in range(25):
-        sql_store.settle(over(key=f"settled-{n}"))
+        sql_store.reservations.settle(over(key=f"settled-{n}"))
     reserve(sql_store, key="live")
-    assert sql_store.expire_before(after(3599), limit=10) == 0
-    assert [sql_store.expire_before(after(3600), limit=10) for _ in range(4)] == [10, 10, 5, 0]
+    assert sql_store.reservations.expire_before(after(3599), limit=10) == 0
+    assert [sql_store.reservations.expire_before(after(3600), limit=10) for _ in range(4)] == [10, 10, 5, 0]
     assert reserve(sql_store, key="settled-0").grant is Grant.TAKEN
     week = timedelta(weeks=1)
-    assert sql_store.expire_before(after(60) + week - timedelta(milliseconds=1), limit=10) == 0
+    assert sql_store.reservations.expire_before(after(60) + week - timedelta(milliseconds=1), limit=10) == 0
     assert reserve(sql_store, key="live", at=1).grant is Grant.HELD
-    assert sql_store.expire_before(after(60) + week, limit=10) == 2
+    assert sql_store.reservations.expire_before(after(60) + week, limit=10) == 2
 
 
 def sweep(url: str) -> int:
     """Sweep until nothing is left; return how much there was."""
     store = open_store(url)
     swept = 0
-    while count := store.expire_before(after(3600), limit=50):
+    while count := store.reservations.expire_before(after(3600), limit=50):
         swept += count
     return swept
 
@@ -141,27 +141,30 @@ def sweep(url: str) -> int:
 def test_many_workers_sweep_at_once(sql_url: str, sql_store: Store) -> None:
     """Each record is counted once, and no worker fails."""
     for n in range(500):
-        sql_store.settle(over(key=f"j-{n}"))
+        sql_store.reservations.settle(over(key=f"j-{n}"))
     swept = in_processes(4, sweep, sql_url)
     assert sum(swept) + sweep(sql_url) == 500
 
 
 def test_nothing_is_written_by_halves(sql_url: str, sql_store: Store) -> None:
     """Without its reservation, neither a letter nor a parked retry is written. A lost table is made anew."""
-    for write in (lambda: sql_store.bury(letter(), over()), lambda: sql_store.park(parked(), over())):
+    for write in (
+        lambda: sql_store.letters.bury(letter(), over()),
+        lambda: sql_store.parked.park(parked(), over()),
+    ):
         sql_store.prepare()
         with sa.create_engine(sql_url).begin() as connection:
             connection.execute(sa.text("drop table ojs_reservations"))
         with pytest.raises(StoreError):
             write()
-    assert sql_store.get("j-1") is None
+    assert sql_store.letters.get("j-1") is None
     assert keys(sql_store) == []
 
 
 @pytest.mark.parametrize("fence", [2**63, 2**80, -(2**80)])
 def test_a_fence_that_no_database_has(sql_store: Store, fence: int) -> None:
     """Such a fence comes from a damaged header, and raises a StoreError."""
-    for use in (lambda: reserve(sql_store, fence), lambda: sql_store.settle(over(fence))):
+    for use in (lambda: reserve(sql_store, fence), lambda: sql_store.reservations.settle(over(fence))):
         with pytest.raises(StoreError):
             use()
 
@@ -175,7 +178,7 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match=str(tmp_path)):
             reserve(open_store(url))
         with pytest.raises(StoreError, match=str(tmp_path)):
-            open_store(url).bury(letter())
+            open_store(url).letters.bury(letter())
 
 
 def test_a_server_that_was_restarted_meanwhile() -> None:
@@ -188,13 +191,13 @@ def test_a_server_that_was_restarted_meanwhile() -> None:
             reserve(store)
         server.start()
         time.sleep(1.1)
-        told = store.reserve(
+        told = store.reservations.reserve(
             Reservation("j-1", 0), publication="p-1", holder="w-2", mark="m-2", now=NOW, until=after(60)
         )
         assert told.grant is Grant.HELD
         server.restart()
         time.sleep(1.1)
-        store.bury(letter(), over())
+        store.letters.bury(letter(), over())
         assert reserve(store).grant is Grant.SETTLED
         store.close()
 
@@ -219,7 +222,7 @@ def test_a_database_without_an_encoding_keeps_every_text(
     run(bridge, FOREIGN)
     assert isinstance(begin(Bridge(database), FOREIGN), Postpone)
     assert bridge.store is not None
-    bridge.store.bury(letter(FOREIGN.id, type=FOREIGN.id))
+    bridge.store.letters.bury(letter(FOREIGN.id, type=FOREIGN.id))
     found = bridge.dead_letters.list(type=FOREIGN.id).letters
     assert [each.id for each in found] == [FOREIGN.id]
     assert caplog.text.count("has the encoding SQL_ASCII: a job whose id") == 2
@@ -243,8 +246,10 @@ def test_what_no_index_can_hold_is_the_letters_own_fault(postgres_url: str) -> N
     store, digits = open_store(postgres_url), random.Random(7)
     long = ["".join(chr(digits.randrange(0x20000, 0x2A000)) for _ in range(255)) for _ in range(3)]
     with pytest.raises(Unstorable, match="index row"):
-        store.bury(letter(type=long[0], queue=long[1], errors=({**letter().errors[0], "type": long[2]},)))
-    store.bury(letter("another"))
+        store.letters.bury(
+            letter(type=long[0], queue=long[1], errors=({**letter().errors[0], "type": long[2]},))
+        )
+    store.letters.bury(letter("another"))
     assert reserve(store).grant is Grant.TAKEN
 
 
@@ -252,10 +257,10 @@ def test_a_reservation_is_written_by_the_driver_alone(sql_url: str) -> None:
     """SQLAlchemy would take most of the time."""
     store, asked = open_store(sql_url), list[str]()
     store.prepare()
-    engine = store.database._quick  # type: ignore[attr-defined]
+    engine = store._quick  # type: ignore[attr-defined]
     sa.event.listen(engine, "before_cursor_execute", lambda *args: asked.append(args[2]))
     assert reserve(store).grant is Grant.TAKEN
-    assert store.settle(over())
+    assert store.reservations.settle(over())
     assert asked == []
     assert reserve(store).grant is Grant.SETTLED
     assert asked
@@ -265,7 +270,7 @@ def test_of_the_connections_that_a_server_has_ended_one_is_an_error(postgres_url
     """The others are replaced at once, before they have rested long enough to be tested."""
     store = open_store(postgres_url)
     store.prepare()
-    pool = store.database._quick.pool  # type: ignore[attr-defined]
+    pool = store._quick.pool  # type: ignore[attr-defined]
     with closing(psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True)) as other:
         borrowed = [pool.connect() for _ in range(4)]
         for each in borrowed:
@@ -286,7 +291,7 @@ def test_a_file_is_for_its_owner_alone(tmp_path: Path, umask: int, form: str) ->
     before = os.umask(umask)
     try:
         store = open_store(form.format(path))
-        store.bury(letter())
+        store.letters.bury(letter())
         modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
     finally:
         os.umask(before)
@@ -294,7 +299,7 @@ def test_a_file_is_for_its_owner_alone(tmp_path: Path, umask: int, form: str) ->
     store.close()
     path.chmod(0o660)
     store = open_store(form.format(path))
-    store.bury(letter("j-2"))
+    store.letters.bury(letter("j-2"))
     assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o660}
     store.close()
 
@@ -303,21 +308,21 @@ def test_a_role_that_may_create_nothing_uses_the_store(postgres_url: str, role: 
     """The tables are there; burials, replays and the retention go on."""
     store = open_store(postgres_url)
     for letter_id in "abc":
-        store.bury(letter(letter_id))
+        store.letters.bury(letter(letter_id))
     execute(postgres_url, grant_to(role))
     theirs = open_store(postgres_url.replace("ojs@", f"{role}@"))
-    assert theirs.bury(letter("d"))
-    assert theirs.delete(["b"], theirs.claim(["b"], now=NOW, seconds=9).claim) == 1
-    assert theirs.prune([letter("c")], now=NOW) == 1
-    assert {each.id for each in theirs.list(Filter(), limit=9, cursor=None).letters} == {"a", "d"}
+    assert theirs.letters.bury(letter("d"))
+    assert theirs.letters.delete(["b"], theirs.letters.claim(["b"], now=NOW, seconds=9).claim) == 1
+    assert theirs.letters.prune([letter("c")], now=NOW) == 1
+    assert {each.id for each in theirs.letters.list(Filter(), limit=9, cursor=None).letters} == {"a", "d"}
 
 
 def test_a_role_that_may_only_read_sees_everything(postgres_url: str, role: str) -> None:
     """Such as that of a page for readers: the letters, their groups and the records are there."""
     store = open_store(postgres_url)
-    store.bury(letter("a"))
+    store.letters.bury(letter("a"))
     execute(postgres_url, f"grant select on all tables in schema public to {role}")
     reader = open_store(postgres_url.replace("ojs@", f"{role}@"))
-    assert [each.id for each in reader.list(Filter(), limit=9, cursor=None).letters] == ["a"]
+    assert [each.id for each in reader.letters.list(Filter(), limit=9, cursor=None).letters] == ["a"]
     assert [group.count for group in groups(reader)] == [1]
-    assert reader.list_documents("operation", limit=9, cursor=None).documents == ()
+    assert reader.documents.list("operation", limit=9, cursor=None).documents == ()

@@ -63,14 +63,14 @@ def letter(letter_id: str = "j-1", **fields: Any) -> Letter:
 
 def ids(store: Store, where: Filter = EVERYTHING) -> list[str]:
     """The ids of the dead letters, as listed."""
-    return [letter.id for letter in store.list(where, limit=1000, cursor=None).letters]
+    return [letter.id for letter in store.letters.list(where, limit=1000, cursor=None).letters]
 
 
 def walk(store: Store, limit: int, between: Callable[[], object] = lambda: None) -> Iterator[str]:
     """The ids of the dead letters, page by page; something may happen in between."""
     cursor = None
     while True:
-        page = store.list(EVERYTHING, limit=limit, cursor=cursor)
+        page = store.letters.list(EVERYTHING, limit=limit, cursor=cursor)
         assert len(page.letters) <= limit
         yield from (letter.id for letter in page.letters)
         cursor = page.next_cursor
@@ -81,14 +81,14 @@ def walk(store: Store, limit: int, between: Callable[[], object] = lambda: None)
 
 def claim(store: Store, letter_id: str = "j-1", *, now: datetime = NOW) -> Claim | None:
     """Claim a dead letter for a minute."""
-    claimed = store.claim([letter_id], now=now, seconds=60)
+    claimed = store.letters.claim([letter_id], now=now, seconds=60)
     return claimed.claim if claimed.letters else None
 
 
 def delete(store: Store, letter_id: str) -> bool:
     """Claim a dead letter, and delete it."""
     held = claim(store, letter_id)
-    return held is not None and store.delete([letter_id], held) == 1
+    return held is not None and store.letters.delete([letter_id], held) == 1
 
 
 def test_a_record_of_another_version_is_read() -> None:
@@ -108,8 +108,8 @@ def test_everything_of_a_letter_comes_back(store: Store) -> None:
         created_at=NOW - timedelta(days=400),
         replay_count=2,
     )
-    store.bury(whole)
-    assert store.get("j-1") == whole
+    store.letters.bury(whole)
+    assert store.letters.get("j-1") == whole
 
 
 @pytest.mark.requirement("DLQ-002")
@@ -124,16 +124,16 @@ def test_no_text_is_too_awkward(store: Store, text: str) -> None:
         message={"args": [text], text: text},
         errors=(entry(type=text, message=text, details={text: text}),),
     )
-    store.bury(awkward)
-    store.bury(letter("another"))
-    assert store.get(awkward.id) == awkward
-    store.keep_errors(awkward.id, [(0, entry(message=text))])
-    assert store.kept_errors(awkward.id) == [(0, entry(message=text))]
+    store.letters.bury(awkward)
+    store.letters.bury(letter("another"))
+    assert store.letters.get(awkward.id) == awkward
+    store.letters.keep_errors(awkward.id, [(0, entry(message=text))])
+    assert store.letters.kept_errors(awkward.id) == [(0, entry(message=text))]
     if text:
         for where in (Filter(queue=text), Filter(type=text), Filter(error_type=text)):
             assert ids(store, where) == [awkward.id]
     assert delete(store, awkward.id)
-    assert store.get(awkward.id) is None
+    assert store.letters.get(awkward.id) is None
 
 
 def test_the_store_tells_the_time(store: Store) -> None:
@@ -148,43 +148,45 @@ def test_a_huge_letter(store: Store) -> None:
     huge = letter(
         message={"args": ["\N{SNOWMAN}" * 1_500_000]}, errors=tuple(entry(n) for n in range(1, 1001))
     )
-    store.bury(huge)
-    assert store.get("j-1") == huge
+    store.letters.bury(huge)
+    assert store.letters.get("j-1") == huge
 
 
 def test_an_unknown_id(store: Store) -> None:
     """The store finds nothing under the id, and no step fails."""
-    assert store.get("nobody") is None
+    assert store.letters.get("nobody") is None
     assert claim(store, "nobody") is None
-    store.unclaim(["nobody"], 5)
-    assert not store.delete(["nobody"], 5)
-    assert store.kept_errors("nobody") == []
-    store.forget_errors("nobody")
+    store.letters.unclaim(["nobody"], 5)
+    assert not store.letters.delete(["nobody"], 5)
+    assert store.letters.kept_errors("nobody") == []
+    store.letters.forget_errors("nobody")
 
 
 def test_a_job_that_dies_again_has_one_letter(store: Store) -> None:
     """The last one."""
-    store.bury(letter(queue="first"))
-    store.bury(letter(queue="second", discarded_at=NOW + timedelta(seconds=1)))
+    store.letters.bury(letter(queue="first"))
+    store.letters.bury(letter(queue="second", discarded_at=NOW + timedelta(seconds=1)))
     assert ids(store) == ["j-1"]
     assert ids(store, Filter(queue="first")) == []
-    assert store.get("j-1") == letter(queue="second", discarded_at=NOW + timedelta(seconds=1))
+    assert store.letters.get("j-1") == letter(queue="second", discarded_at=NOW + timedelta(seconds=1))
 
 
 def test_letters_that_are_buried_together(store: Store) -> None:
     """Each replaces an earlier one, its claim and its kept errors; of two with one id the last stays."""
-    store.bury(letter("a", queue="old"))
-    claimed = store.claim(["a"], now=NOW, seconds=60)
-    store.keep_errors("a", [(0, entry(1))])
-    store.keep_errors("other", [(0, entry(1))])
-    store.bury_all([letter("b"), letter("a", queue="new"), letter("c"), letter("b", queue="new", attempt=7)])
+    store.letters.bury(letter("a", queue="old"))
+    claimed = store.letters.claim(["a"], now=NOW, seconds=60)
+    store.letters.keep_errors("a", [(0, entry(1))])
+    store.letters.keep_errors("other", [(0, entry(1))])
+    store.letters.bury_all(
+        [letter("b"), letter("a", queue="new"), letter("c"), letter("b", queue="new", attempt=7)]
+    )
     assert ids(store) == ["c", "b", "a"]
-    assert store.get("b") == letter("b", queue="new", attempt=7)
-    assert store.stats().by_queue == {"new": 2, "default": 1}
-    assert sum(count for count, _ in store.group_sizes(EVERYTHING).values()) == 3
-    assert (store.kept_errors("a"), store.kept_errors("other")) == ([], [(0, entry(1))])
-    assert store.delete(["a"], claimed.claim) == 0
-    assert len(store.claim(["a"], now=NOW, seconds=60).letters) == 1
+    assert store.letters.get("b") == letter("b", queue="new", attempt=7)
+    assert store.letters.stats().by_queue == {"new": 2, "default": 1}
+    assert sum(count for count, _ in store.letters.group_sizes(EVERYTHING).values()) == 3
+    assert (store.letters.kept_errors("a"), store.letters.kept_errors("other")) == ([], [(0, entry(1))])
+    assert store.letters.delete(["a"], claimed.claim) == 0
+    assert len(store.letters.claim(["a"], now=NOW, seconds=60).letters) == 1
 
 
 def test_the_same_letter_buried_by_many_at_once(url: str, store: Store) -> None:
@@ -197,7 +199,7 @@ def bury_repeatedly(url: str) -> None:
     """Bury the same letter again and again."""
     store = open_store(url)
     for _ in range(20):
-        store.bury(letter())
+        store.letters.bury(letter())
 
 
 @pytest.mark.requirement("DLQ-006")
@@ -205,7 +207,7 @@ def test_the_newest_letters_come_first(store: Store) -> None:
     """The order of burying does not matter; letters of one moment have a fixed order."""
     order = [f"j-{n:02}" for n in range(20)]
     for n in random.Random(7).sample(range(20), 20):
-        store.bury(letter(f"j-{n:02}", discarded_at=NOW - timedelta(milliseconds=n // 2)))
+        store.letters.bury(letter(f"j-{n:02}", discarded_at=NOW - timedelta(milliseconds=n // 2)))
     found = ids(store)
     assert [n // 2 for n in map(order.index, found)] == [n // 2 for n in range(20)]
     assert list(walk(store, 3)) == found
@@ -251,7 +253,7 @@ def test_filters_on_types(store: Store, field: str) -> None:
     """A filter is a whole name or a pattern, case-sensitive; wildcards of SQL and shells are plain text."""
     for name, value in TYPES.items():
         known = {"type": value} if field == "type" else {"errors": (entry(1), entry(2, type=value))}
-        store.bury(letter(name, **known))
+        store.letters.bury(letter(name, **known))
     for pattern, names in MATCHES:
         assert sorted(ids(store, Filter(**{field: pattern}))) == names, pattern
 
@@ -260,14 +262,16 @@ def test_filters_on_types(store: Store, field: str) -> None:
 def test_filters_are_combined(store: Store) -> None:
     """A letter must match all filters; the name of a queue is matched whole."""
     for queue, type_, error in itertools.product(["q", "q.*", "q.r"], ["a.b", "a.c"], ["e.f", "e.g"]):
-        store.bury(letter(f"{queue} {type_} {error}", queue=queue, type=type_, errors=(entry(type=error),)))
+        store.letters.bury(
+            letter(f"{queue} {type_} {error}", queue=queue, type=type_, errors=(entry(type=error),))
+        )
     assert sorted(ids(store, Filter("q", "a.*", "e.g"))) == ["q a.b e.g", "q a.c e.g"]
     for where in (
         Filter("q.*"),
         Filter("q.*", "a.*"),
         Filter(but_queues=frozenset({"q", "q.r"})),
     ):
-        assert (len(ids(store, where)), store.count(where)) == (4, 4)
+        assert (len(ids(store, where)), store.letters.count(where)) == (4, 4)
     assert ids(store, Filter("*")) == []
     assert ids(store, Filter("q", "a.b", "e.*.*")) == []
 
@@ -276,11 +280,11 @@ def test_filters_are_combined(store: Store) -> None:
 def test_pages_stay_right_while_letters_come_and_go(store: Store) -> None:
     """A letter that stays is seen once; a letter that is gone is not seen."""
     for n in range(40):
-        store.bury(letter(f"j-{n:02}", discarded_at=NOW - timedelta(seconds=n)))
+        store.letters.bury(letter(f"j-{n:02}", discarded_at=NOW - timedelta(seconds=n)))
     added, gone = itertools.count(), iter(range(39, 0, -4))
 
     def happens() -> None:
-        store.bury(letter(f"new-{next(added)}", discarded_at=NOW + timedelta(seconds=5)))
+        store.letters.bury(letter(f"new-{next(added)}", discarded_at=NOW + timedelta(seconds=5)))
         assert delete(store, f"j-{next(gone):02}")
 
     seen = list(walk(store, 7, happens))
@@ -293,26 +297,26 @@ def test_pages_stay_right_while_letters_come_and_go(store: Store) -> None:
 def test_a_cursor_that_no_page_gave_out(store: Store, cursor: str) -> None:
     """The error names the cursor."""
     with pytest.raises(ValueError, match=r"^cursor: .* was not given out by this store$"):
-        store.list(EVERYTHING, limit=5, cursor=cursor)
+        store.letters.list(EVERYTHING, limit=5, cursor=cursor)
 
 
 def test_a_cursor_may_hold_any_id(store: Store) -> None:
     """Colons and what no column holds."""
     for name in ("a:b:c", "d:\0", "e:\ud800", "f" * 300):
-        store.bury(letter(name))
+        store.letters.bury(letter(name))
     assert sorted(walk(store, 1)) == sorted(["a:b:c", "d:\0", "e:\ud800", "f" * 300])
-    assert store.list(EVERYTHING, limit=5, cursor="5:\ud800\0").letters == ()
+    assert store.letters.list(EVERYTHING, limit=5, cursor="5:\ud800\0").letters == ()
 
 
 @pytest.mark.requirement("DLQ-006", "DLQ-R004")
 def test_stats(store: Store) -> None:
     """The letters are counted in all and by kind, with the first and the last time."""
-    empty = store.stats()
+    empty = store.letters.stats()
     assert (empty.total, empty.by_queue, empty.oldest_at, empty.newest_at) == (0, {}, None, None)
-    store.bury(letter("a", queue="q1", type="t1"))
-    store.bury(letter("b", queue="q1", type="t2", errors=(), discarded_at=NOW + timedelta(days=1)))
-    store.bury(letter("c", queue="q2", type="t2", errors=({"attempt": 1},)))
-    stats = store.stats()
+    store.letters.bury(letter("a", queue="q1", type="t1"))
+    store.letters.bury(letter("b", queue="q1", type="t2", errors=(), discarded_at=NOW + timedelta(days=1)))
+    store.letters.bury(letter("c", queue="q2", type="t2", errors=({"attempt": 1},)))
+    stats = store.letters.stats()
     assert (stats.total, stats.by_queue, stats.by_type) == (3, {"q1": 2, "q2": 1}, {"t1": 1, "t2": 2})
     assert stats.by_error_type == {"external.timeout": 1, "Unknown": 2}
     assert (stats.oldest_at, stats.newest_at) == (NOW, NOW + timedelta(days=1))
@@ -335,7 +339,7 @@ def test_stats(store: Store) -> None:
 def test_stats_of_a_filter(store: Store, where: Filter, found: list[int]) -> None:
     """The counts, and the first and the last time, are those of the letters that a list finds."""
     for n in range(6):
-        store.bury(
+        store.letters.bury(
             letter(
                 f"j-{n}",
                 queue=f"q{n % 2}",
@@ -344,7 +348,7 @@ def test_stats_of_a_filter(store: Store, where: Filter, found: list[int]) -> Non
                 discarded_at=NOW + timedelta(hours=n),
             )
         )
-    stats, listed = store.stats(where), store.list(where, limit=9, cursor=None).letters
+    stats, listed = store.letters.stats(where), store.letters.list(where, limit=9, cursor=None).letters
     assert ids(store, where) == [f"j-{n}" for n in reversed(found)]
     assert (stats.total, stats.by_queue) == (len(found), Counter(x.queue for x in listed))
     assert (stats.by_type, stats.by_error_type) == (
@@ -359,7 +363,7 @@ def test_the_beginning_of_an_id(store: Store) -> None:
     """The store takes the text as it is, in its case and its namespace, and returns so many ids at most."""
     named = ["order-1", "order-2", "order%", "order_", "order*x", "order[a]", "ORDER-3", "or\\der", "ordér"]
     for name in [*named, "order" + "x" * 300, "order\0"]:
-        store.bury(letter(name))
+        store.letters.bury(letter(name))
     for text, found in {
         "order-": ["order-1", "order-2"],
         "order%": ["order%"],
@@ -373,19 +377,19 @@ def test_the_beginning_of_an_id(store: Store) -> None:
         "order-12": [],
         "\0\ud800": [],
     }.items():
-        assert sorted(store.letters_beginning(text, 9)) == found, text
-    assert len(store.letters_beginning("order", 3)) == 3
+        assert sorted(store.letters.ids_beginning(text, 9)) == found, text
+    assert len(store.letters.ids_beginning("order", 3)) == 3
 
 
 @pytest.mark.requirement("DLQ-003")
 def test_a_claim_has_the_letter_to_itself_for_its_time(store: Store) -> None:
     """A claim lasts until it is given back, or until its time is over."""
-    store.bury(letter())
+    store.letters.bury(letter())
     held = claim(store)
     assert held is not None
     assert claim(store) is None
     assert claim(store, now=NOW + timedelta(seconds=59.999)) is None
-    store.unclaim(["j-1"], held)
+    store.letters.unclaim(["j-1"], held)
     again = claim(store, now=NOW + timedelta(seconds=1))
     assert again is not None
     assert claim(store, now=NOW + timedelta(seconds=61)) is not None
@@ -395,44 +399,44 @@ def test_a_claim_has_the_letter_to_itself_for_its_time(store: Store) -> None:
 def test_many_letters_are_claimed_and_deleted_at_once(store: Store) -> None:
     """Only free letters are claimed, as they are now; a claimed letter stays with its holder."""
     for n in range(700):
-        store.bury(letter(f"j-{n}", attempt=n + 1))
+        store.letters.bury(letter(f"j-{n}", attempt=n + 1))
     assert claim(store, "j-5") is not None
-    claimed = store.claim([f"j-{n}" for n in range(650)] + ["nobody"], now=NOW, seconds=60)
+    claimed = store.letters.claim([f"j-{n}" for n in range(650)] + ["nobody"], now=NOW, seconds=60)
     assert [found.id for found in claimed.letters] == [f"j-{n}" for n in range(650) if n != 5]
     assert claimed.letters[6] == letter("j-7", attempt=8)
-    store.unclaim([f"j-{n}" for n in range(600, 650)], claimed.claim)
+    store.letters.unclaim([f"j-{n}" for n in range(600, 650)], claimed.claim)
     assert claim(store, "j-599") is None
     assert claim(store, "j-600") is not None
-    assert store.delete([f"j-{n}" for n in range(700)], claimed.claim) == 599
-    assert store.count(EVERYTHING) == 101
-    assert store.claim([], now=NOW, seconds=60).letters == ()
-    assert store.delete([], claimed.claim) == 0
+    assert store.letters.delete([f"j-{n}" for n in range(700)], claimed.claim) == 599
+    assert store.letters.count(EVERYTHING) == 101
+    assert store.letters.claim([], now=NOW, seconds=60).letters == ()
+    assert store.letters.delete([], claimed.claim) == 0
 
 
 @pytest.mark.requirement("DLQ-003")
 def test_who_has_lost_a_claim_does_nothing_to_its_next_holder(store: Store) -> None:
     """The loser neither gives back the next holder's claim, nor deletes the letter."""
-    store.bury(letter())
+    store.letters.bury(letter())
     late = claim(store)
     held = claim(store, now=NOW + timedelta(seconds=60))
     assert late is not None
     assert held is not None
-    store.unclaim(["j-1"], late)
+    store.letters.unclaim(["j-1"], late)
     assert claim(store, now=NOW + timedelta(seconds=61)) is None
-    assert not store.delete(["j-1"], late)
-    assert store.delete(["j-1"], held)
-    assert store.get("j-1") is None
+    assert not store.letters.delete(["j-1"], late)
+    assert store.letters.delete(["j-1"], held)
+    assert store.letters.get("j-1") is None
 
 
 @pytest.mark.requirement("DLQ-003")
 def test_a_replay_that_has_died_again_is_not_deleted(store: Store) -> None:
     """The new letter is another letter, even at the same moment, and can be claimed at once."""
-    store.bury(letter())
+    store.letters.bury(letter())
     held = claim(store)
     assert held is not None
-    store.bury(letter(attempt=9))
-    assert not store.delete(["j-1"], held)
-    assert store.get("j-1") == letter(attempt=9)
+    store.letters.bury(letter(attempt=9))
+    assert not store.letters.delete(["j-1"], held)
+    assert store.letters.get("j-1") == letter(attempt=9)
     assert claim(store, now=NOW + timedelta(seconds=1)) is not None
 
 
@@ -446,7 +450,7 @@ def claims_of(url: str) -> list[str]:
 def test_of_many_processes_one_wins(url: str, store: Store) -> None:
     """Each letter is claimed once."""
     for n in range(50):
-        store.bury(letter(f"j-{n}"))
+        store.letters.bury(letter(f"j-{n}"))
     won = list(itertools.chain.from_iterable(in_processes(4, claims_of, url)))
     assert sorted(won) == sorted(f"j-{n}" for n in range(50))
 
@@ -455,7 +459,7 @@ def test_of_many_processes_one_wins(url: str, store: Store) -> None:
 def test_of_many_threads_one_wins(store: Store) -> None:
     """The threads share one store."""
     for n in range(20):
-        store.bury(letter(f"j-{n}"))
+        store.letters.bury(letter(f"j-{n}"))
     start = threading.Barrier(8)
 
     def claims(_: int) -> list[str]:
@@ -470,16 +474,16 @@ def test_of_many_threads_one_wins(store: Store) -> None:
 @pytest.mark.requirement("DLQ-002")
 def test_kept_errors(store: Store) -> None:
     """Errors come in the order of their places; to keep or forget them again changes nothing."""
-    store.keep_errors("j-1", [(10, entry(11)), (2, entry(3)), (0, entry(1, type="first"))])
-    store.keep_errors("j-1", [(0, entry(1, type="again")), (1, entry(2))])
-    store.keep_errors("j-1", [])
+    store.letters.keep_errors("j-1", [(10, entry(11)), (2, entry(3)), (0, entry(1, type="first"))])
+    store.letters.keep_errors("j-1", [(0, entry(1, type="again")), (1, entry(2))])
+    store.letters.keep_errors("j-1", [])
     kept = [(0, entry(1, type="first")), (1, entry(2)), (2, entry(3)), (10, entry(11))]
-    assert store.kept_errors("j-1") == kept
-    store.keep_errors("j-2", [(0, entry(1))])
+    assert store.letters.kept_errors("j-1") == kept
+    store.letters.keep_errors("j-2", [(0, entry(1))])
     for _ in range(2):
-        store.forget_errors("j-1")
-        assert store.kept_errors("j-1") == []
-    assert store.kept_errors("j-2") == [(0, entry(1))]
+        store.letters.forget_errors("j-1")
+        assert store.letters.kept_errors("j-1") == []
+    assert store.letters.kept_errors("j-2") == [(0, entry(1))]
 
 
 @pytest.mark.requirement("DLQ-002")
@@ -492,49 +496,54 @@ def test_a_hostile_entry_is_kept_as_it_is(store: Store) -> None:
         {},
     ]
     placed = list(enumerate(hostile, start=-2))
-    store.keep_errors("j-1", placed)
-    assert store.kept_errors("j-1") == placed
+    store.letters.keep_errors("j-1", placed)
+    assert store.letters.kept_errors("j-1") == placed
 
 
 def test_a_place_that_no_database_has(store: Store) -> None:
     """Such a place comes from a damaged header, and raises a StoreError."""
     with pytest.raises(StoreError):
-        store.keep_errors("j-1", [(2**70, entry())])
-    assert store.kept_errors("j-1") == []
+        store.letters.keep_errors("j-1", [(2**70, entry())])
+    assert store.letters.kept_errors("j-1") == []
 
 
 @pytest.mark.requirement("DLQ-002")
 def test_what_is_buried_is_no_longer_kept(store: Store) -> None:
     """The letter has it, and the job's next life begins without it."""
-    store.keep_errors("j-1", [(0, entry(1))])
-    store.keep_errors("j-2", [(0, entry(1))])
-    store.bury(letter())
-    assert store.kept_errors("j-1") == []
-    assert store.kept_errors("j-2") == [(0, entry(1))]
+    store.letters.keep_errors("j-1", [(0, entry(1))])
+    store.letters.keep_errors("j-2", [(0, entry(1))])
+    store.letters.bury(letter())
+    assert store.letters.kept_errors("j-1") == []
+    assert store.letters.kept_errors("j-2") == [(0, entry(1))]
 
 
 def test_namespaces_see_nothing_of_each_other(url: str) -> None:
     """Both namespaces are in one database."""
     one, two = open_store(url, "one"), open_store(url, "two")
-    one.bury(letter(queue="of one"))
-    one.keep_errors("j-9", [(0, entry())])
-    assert (ids(two), two.get("j-1"), two.stats().total, two.kept_errors("j-9")) == ([], None, 0, [])
+    one.letters.bury(letter(queue="of one"))
+    one.letters.keep_errors("j-9", [(0, entry())])
+    assert (ids(two), two.letters.get("j-1"), two.letters.stats().total, two.letters.kept_errors("j-9")) == (
+        [],
+        None,
+        0,
+        [],
+    )
     assert claim(two) is None
-    two.bury(letter(queue="of two"))
+    two.letters.bury(letter(queue="of two"))
     assert delete(two, "j-1")
-    two.forget_errors("j-9")
-    assert one.get("j-1") == letter(queue="of one")
-    assert one.kept_errors("j-9") == [(0, entry())]
+    two.letters.forget_errors("j-9")
+    assert one.letters.get("j-1") == letter(queue="of one")
+    assert one.letters.kept_errors("j-9") == [(0, entry())]
 
 
 def test_a_forked_child_has_connections_of_its_own(store: Store) -> None:
     """Both use the store at the same time, and neither disturbs the other."""
-    store.bury(letter("before"))
+    store.letters.bury(letter("before"))
     busy, stop = threading.Event(), threading.Event()
 
     def keep_busy() -> None:
         for n in itertools.count():
-            store.bury(letter(f"parent-{n % 20}"))
+            store.letters.bury(letter(f"parent-{n % 20}"))
             busy.set()
             if stop.is_set():
                 return
@@ -554,15 +563,15 @@ def test_a_forked_child_has_connections_of_its_own(store: Store) -> None:
 def use_inherited(store: Store) -> str:
     """Use a store that was opened before the fork."""
     for n in range(10):
-        store.bury(letter(f"child-{os.getpid()}-{n}"))
-    found = store.get("before")
+        store.letters.bury(letter(f"child-{os.getpid()}-{n}"))
+    found = store.letters.get("before")
     store.close()
     return found.id if found else "nothing"
 
 
 def test_a_closed_store_opens_again(store: Store) -> None:
     """Closing only gives connections back."""
-    store.bury(letter())
+    store.letters.bury(letter())
     store.close()
     assert ids(store) == ["j-1"]
 
@@ -578,7 +587,7 @@ UNREACHABLE = [
 def test_a_database_out_of_reach(url: str) -> None:
     """A readable error from every method, without the password."""
     store = open_store(url)
-    for use in (store.prepare, store.stats, lambda: store.bury(letter()), lambda: ids(store)):
+    for use in (store.prepare, store.letters.stats, lambda: store.letters.bury(letter()), lambda: ids(store)):
         with pytest.raises(StoreError, match=r"^the store '(postgresql|sqlite).* failed: ") as error:
             use()
         assert "s3cr" not in str(error.value)
@@ -677,7 +686,7 @@ def test_a_url_that_others_know_says_what_to_write(url: str, hint: str) -> None:
 def test_a_url_of_postgresql_as_platforms_hand_it_out(postgres_url: str, scheme: str) -> None:
     """The store uses psycopg for each of these schemes."""
     store = open_store(f"{scheme}://{postgres_url.partition('://')[2]}")
-    store.bury(letter())
+    store.letters.bury(letter())
     assert ids(store) == ["j-1"]
     store.close()
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from ..protocol import StoreOfParts
+from ..protocol import Store
 from .documents import RedisDocuments
 from .jobs import RedisParkedJobs, RedisReservedRuns
 from .letters import RedisLetters
 from .server import RedisServer
 
-__all__ = ["RedisServer", "RedisStore"]
+__all__ = ["RedisStore"]
 
 
-class RedisStore(StoreOfParts):
-    """All that is kept, in a namespace of one Redis, which the parts share."""
+class RedisStore(RedisServer, Store):
+    """All that is kept in a namespace of one Redis, whose connections its parts share."""
 
+    backend = "redis"
     is_in_memory = is_on_one_host = False
 
-    def __init__(self, server: RedisServer) -> None:
-        self.server = server
-        parts = RedisLetters(server), RedisParkedJobs(server), RedisReservedRuns(server)
-        super().__init__(server, *parts, RedisDocuments(server))
+    def __init__(self, url: str, namespace: str, *, patience: float) -> None:
+        super().__init__(url, namespace, patience=patience)
+        self.letters = RedisLetters(self)
+        self.parked = RedisParkedJobs(self)
+        self.reservations = RedisReservedRuns(self)
+        self.documents = RedisDocuments(self)

@@ -28,30 +28,30 @@ class RedisDocuments:
         self._documents = self._document_keys[0]
         self._document_index = RedisIndex(server, self._document_keys, newest_first=True)
 
-    def write_document(self, document: Document) -> bool:
+    def write(self, document: Document) -> bool:
         """Write a document in place of its earlier revision."""
         field = _field(document.kind, document.id)
         entry = entry_of((document.kind,), document.at, field)
         words = (field, document.revision, to_json(document), entry)
         return bool(self._server.run("write_document", self._document_keys, words))
 
-    def get_document(self, kind: str, document_id: str) -> Document | None:
+    def get(self, kind: str, document_id: str) -> Document | None:
         """Return a document, or None."""
         record = self._server.ask("HGET", self._documents, _field(kind, document_id))
         return None if record is None else from_json(Document, record.decode())
 
-    def list_documents(self, kind: str, *, limit: int, cursor: str | None) -> DocumentPage:
+    def list(self, kind: str, *, limit: int, cursor: str | None) -> DocumentPage:
         """Return a page, newest first."""
         rows, more = self._document_index.page(lambda texts: texts == [kind], limit, cursor)
         documents = (from_json(Document, record.decode()) for _, record in rows)
         return DocumentPage(tuple(documents), more)
 
-    def count_documents(self, kinds: Collection[str]) -> Mapping[str, int]:
+    def count(self, kinds: Collection[str]) -> Mapping[str, int]:
         """Count documents by kind."""
         counts = self._document_index.counts(lambda texts: texts[0] in kinds, None, None)
         return {texts[0]: count for texts, count, _, _ in counts}
 
-    def forget_documents(self, kind: str, *, before: datetime) -> int:
+    def forget(self, kind: str, *, before: datetime) -> int:
         """Delete older documents."""
         return int(self._server.run("forget_documents", self._document_keys, (kind, moment(before))))
 
@@ -68,7 +68,7 @@ class RedisDocuments:
         keys = [self._server.key(f"rates:writer:{writer}"), *(self._key(*one) for one in added)]
         self._server.run("record_rates", keys, words)
 
-    def rates(self, since: datetime, until: datetime, span: Span) -> list[Rate]:
+    def rates(self, since: datetime, until: datetime, span: Span) -> Sequence[Rate]:
         """Return the rates of the spans that begin in a time, by time."""
         step = SECONDS[span] * 1000
         times = range(-(-to_ms(since) // step) * step, to_ms(until), step)

@@ -188,7 +188,7 @@ class RedisParkedJobs:
         words = (to_ms(now), to_ms(until), token, limit, framework, f"{moment(now)};")
         return Due(token, _retries(rows_of(self._server.run("claim_due", self._parked_keys, words))))
 
-    def claim_parked(self, keys: Sequence[str], *, now: datetime, until: datetime) -> Due:
+    def claim(self, keys: Sequence[str], *, now: datetime, until: datetime) -> Due:
         """Claim the retries of these keys that nobody has claimed, atomically."""
         token = secrets.token_hex(8)
         words: tuple[Word, ...] = (to_ms(now), to_ms(until), token, *map(index_id, keys))
@@ -199,22 +199,22 @@ class RedisParkedJobs:
         words = (claim, *(index_id(parked.key) for parked in retries))
         return int(self._server.run("unpark", self._parked_keys, words))
 
-    def unclaim_parked(self, retries: Sequence[Parked], claim: str) -> None:
+    def unclaim(self, retries: Sequence[Parked], claim: str) -> None:
         """End the claim of retries that could not be published."""
         words = (claim, *(index_id(parked.key) for parked in retries))
         self._server.run("unclaim_parked", self._parked_keys, words)
 
-    def list_parked(self, where: Filter, *, limit: int, cursor: str | None) -> ParkedPage:
+    def list(self, where: Filter, *, limit: int, cursor: str | None) -> ParkedPage:
         """Return a page, the next one due first."""
         rows, more = self._parked_index.page(wanting(where.queue, where.type), limit, cursor)
         return ParkedPage(_retries(rows), more)
 
-    def get_parked(self, job_id: str) -> Parked | None:
+    def get(self, job_id: str) -> Parked | None:
         """Return a job's parked retry, or None."""
         rows = rows_of(self._server.run("get_parked", self._parked_keys, (index_id(job_id),)))
         return _retries(rows)[0] if rows else None
 
-    def parked_beginning(self, text: str, limit: int) -> Sequence[str]:
+    def ids_beginning(self, text: str, limit: int) -> Sequence[str]:
         """Return ids of jobs that begin with a text, from the sorted set of jobs."""
         begin = index_text(text).encode()
         jobs: list[bytes] = []
@@ -232,7 +232,7 @@ class RedisParkedJobs:
         words = (*_identity(parked), moment(at))
         return bool(self._server.run("reschedule", self._parked_keys, words))
 
-    def cancel_parked(self, parked: Parked, *, drop_until: datetime | None = None) -> bool:
+    def cancel(self, parked: Parked, *, drop_until: datetime | None = None) -> bool:
         """Delete a retry, and settle its reservation; False when it is claimed, has begun or is gone."""
         keys, words = [*self._parked_keys], [*_identity(parked)]
         if drop_until is not None:
@@ -240,7 +240,7 @@ class RedisParkedJobs:
             words.append(to_ms(drop_until))
         return bool(self._server.run("cancel_parked", keys, words))
 
-    def count_parked(self, where: Filter = EVERYTHING) -> int:
+    def count(self, where: Filter = EVERYTHING) -> int:
         """Count the parked retries that match a filter."""
         return self._parked_index.count(wanting(where.queue, where.type), None, None)
 

@@ -119,7 +119,7 @@ class RedisLetters:
         record = self._server.ask("HGET", self._records, index_id(letter_id))
         return None if record is None else from_json(Letter, record.decode())
 
-    def letters_beginning(self, text: str, limit: int) -> Sequence[str]:
+    def ids_beginning(self, text: str, limit: int) -> Sequence[str]:
         """Return ids that begin with a text. The server, which has no order of ids, looks through all."""
         begins = re.sub(r"[*?\[\\]", r"\\\g<0>", index_text(text)) + "*"
         ids: set[str] = set()

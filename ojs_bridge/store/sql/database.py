@@ -5,20 +5,18 @@ from __future__ import annotations
 import logging
 import math
 import os
-import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import datetime, timezone
 from typing import Any, NoReturn
-from uuid import uuid4
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from ...errors import StoreError, Unstorable
-from ..protocol import MEMORY, without_password
+from ..protocol import without_password
 from . import engines, tables
 from .statements import Upsert, batches
 from .tables import SCHEMA_VERSION, metadata, versions
@@ -126,8 +124,6 @@ class Database:
 
     The parts of a store share one, and keep their rows under its `namespace`.
     """
-
-    is_in_memory = False
 
     def __init__(self, url: str, namespace: str, *, patience: float) -> None:
         self.namespace = namespace
@@ -340,28 +336,3 @@ class Database:
                     raise
             else:
                 return
-
-
-class MemoryDatabase(Database):
-    """SQLite in the memory of this process, for tests; empty at first, and no other process has it."""
-
-    is_in_memory = True
-
-    def __init__(self, namespace: str, *, patience: float) -> None:
-        file = f"file:ojs-{uuid4().hex}?mode=memory&cache=shared"
-        # SQLite forgets the database with its last connection, and a fork closes all those of the engines.
-        self._kept = sqlite3.connect(file, uri=True, check_same_thread=False)
-        super().__init__(f"sqlite:///{file}&uri=true&check_same_thread=false", namespace, patience=patience)
-        self.shown = MEMORY
-
-    def close(self) -> None:
-        """Close the connections of this process; then the store is empty."""
-        super().close()
-        self._kept.close()
-
-    def _be_ours(self) -> None:
-        if self._pid != os.getpid():
-            raise StoreError(
-                f"the store {MEMORY!r} is in the memory of process {self._pid}, and this is process "
-                f"{os.getpid()}: processes share a store such as sqlite:///ojs.db"
-            )

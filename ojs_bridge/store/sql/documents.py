@@ -45,7 +45,7 @@ class SQLDocuments:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    def write_document(self, document: Document) -> bool:
+    def write(self, document: Document) -> bool:
         """Write a document in place of its earlier revision."""
         row = {
             "namespace": self._db.namespace,
@@ -58,20 +58,20 @@ class SQLDocuments:
         with self._db.connection(durable=True) as connection:
             return _WRITE(connection, row)
 
-    def get_document(self, kind: str, document_id: str) -> Document | None:
+    def get(self, kind: str, document_id: str) -> Document | None:
         """Return a document, or None."""
         query = sa.select(_d.record).where(*self._of_kind(kind), _d.id == index_id(document_id))
         with self._db.connection() as connection:
             record = connection.execute(query).scalar()
         return None if record is None else from_json(Document, record)
 
-    def list_documents(self, kind: str, *, limit: int, cursor: str | None) -> DocumentPage:
+    def list(self, kind: str, *, limit: int, cursor: str | None) -> DocumentPage:
         """Return a page, newest first."""
         with self._db.connection() as connection:
             rows, more = page(connection, _LISTED.where(*self._of_kind(kind)), limit, cursor, newest=True)
         return DocumentPage(tuple(from_json(Document, row.record) for row in rows), more)
 
-    def count_documents(self, kinds: Collection[str]) -> Mapping[str, int]:
+    def count(self, kinds: Collection[str]) -> Mapping[str, int]:
         """Count documents by kind."""
         counts: dict[str, int] = {}
         for batch in batches([*kinds]):
@@ -81,7 +81,7 @@ class SQLDocuments:
                 counts.update((kind, count) for kind, count in rows)
         return counts
 
-    def forget_documents(self, kind: str, *, before: datetime) -> int:
+    def forget(self, kind: str, *, before: datetime) -> int:
         """Delete older documents."""
         older = _d.kind == kind, _d.at_ms < to_ms(before)
         return self._db.change(sa.delete(tables.documents).where(*older))
@@ -98,7 +98,7 @@ class SQLDocuments:
                 # All processes write in the same order, so that no two of them wait for each other's rows.
                 _ADD.together(connection, [rows[place] for place in sorted(rows)])
 
-    def rates(self, since: datetime, until: datetime, span: Span) -> list[Rate]:
+    def rates(self, since: datetime, until: datetime, span: Span) -> Sequence[Rate]:
         """Return the rates of the spans that begin in a time, by time."""
         ours = _t.namespace == self._db.namespace, _t.seconds == SECONDS[span]
         query = sa.select(tables.rates).where(*ours, _t.at_ms >= to_ms(since), _t.at_ms < to_ms(until))

@@ -346,7 +346,7 @@ class SQLParkedJobs:
         claim = uuid4().hex
         return Due(claim, self._claim(claim, due, now=now, until=until, limit=limit))
 
-    def claim_parked(self, keys: Sequence[str], *, now: datetime, until: datetime) -> Due:
+    def claim(self, keys: Sequence[str], *, now: datetime, until: datetime) -> Due:
         """Claim the retries of these keys, atomically; one that another worker is claiming is left out."""
         claim, mine = uuid4().hex, _p.namespace == self._db.namespace
         lots = (
@@ -360,26 +360,26 @@ class SQLParkedJobs:
         delete = sa.delete(tables.parked).where(_p.claim == claim)
         return self._db.change_each(delete, _p.key, [index_id(retry.key) for retry in retries])
 
-    def unclaim_parked(self, retries: Sequence[Parked], claim: str) -> None:
+    def unclaim(self, retries: Sequence[Parked], claim: str) -> None:
         """End the claim of retries that could not be published: they are due as before."""
         free = sa.update(tables.parked).values(_FREE).where(_p.claim == claim)
         self._db.change_each(free, _p.key, [index_id(retry.key) for retry in retries])
 
-    def list_parked(self, where: Filter, *, limit: int, cursor: str | None) -> ParkedPage:
+    def list(self, where: Filter, *, limit: int, cursor: str | None) -> ParkedPage:
         """Return a page, the next one due first; raises ValueError for a cursor that no page gave out."""
         query = sa.select(*_SHOWN).where(*self._wanted(where))
         with self._db.connection() as connection:
             rows, more = page(connection, query, limit, cursor, newest=False)
         return ParkedPage(tuple(map(_parked, rows)), more)
 
-    def get_parked(self, job_id: str) -> Parked | None:
+    def get(self, job_id: str) -> Parked | None:
         """Return a job's parked retry, or None; of several chains of one id, the next retry due."""
         mine = sa.and_(_p.namespace == self._db.namespace, _p.job_id == index_id(job_id))
         with self._db.connection() as connection:
             row = connection.execute(sa.select(*_SHOWN).where(mine).order_by(_p.due_ms).limit(1)).first()
         return None if row is None else _parked(row)
 
-    def parked_beginning(self, text: str, limit: int) -> Sequence[str]:
+    def ids_beginning(self, text: str, limit: int) -> Sequence[str]:
         """Return ids of jobs that begin with a text, from the index of jobs."""
         begins = beginning(_p.job_id, text, on_postgres=self._db.is_postgres)
         query = sa.select(_p.job_id).where(_p.namespace == self._db.namespace, begins).distinct().limit(limit)
@@ -392,7 +392,7 @@ class SQLParkedJobs:
         with self._db.connection(durable=True) as connection:
             return connection.execute(later).rowcount == 1
 
-    def cancel_parked(self, parked: Parked, *, drop_until: datetime | None = None) -> bool:
+    def cancel(self, parked: Parked, *, drop_until: datetime | None = None) -> bool:
         """Delete a retry, and settle its reservation; False when it is claimed, has begun or is gone."""
         with self._db.connection(durable=True) as connection:
             if connection.execute(sa.delete(tables.parked).where(*self._same(parked))).rowcount != 1:
@@ -404,7 +404,7 @@ class SQLParkedJobs:
                     return False
         return True
 
-    def count_parked(self, where: Filter = EVERYTHING) -> int:
+    def count(self, where: Filter = EVERYTHING) -> int:
         """Count the parked retries of some kind."""
         query = sa.select(sa.func.count()).where(*self._wanted(where))
         with self._db.connection() as connection:

@@ -145,7 +145,7 @@ class SQLLetters:
             record = connection.execute(sa.select(letters.c.record).where(self._are([letter_id]))).scalar()
         return None if record is None else from_json(Letter, record)
 
-    def letters_beginning(self, text: str, limit: int) -> Sequence[str]:
+    def ids_beginning(self, text: str, limit: int) -> Sequence[str]:
         """Return ids that begin with a text, from the primary key's index."""
         begins = beginning(letters.c.id, text, on_postgres=self._db.is_postgres)
         query = sa.select(letters.c.id).where(letters.c.namespace == self._db.namespace, begins).limit(limit)
