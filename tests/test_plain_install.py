@@ -29,7 +29,7 @@ from ojs_bridge.celery.worker import check_app
 from ojs_bridge.dramatiq import OJSRetries
 from ojs_bridge.dramatiq import install as install_dramatiq
 from ojs_bridge.engine.layers import TaskPolicy, with_ojs_jitter
-from ojs_bridge.migration.plan.dramatiq import of_dramatiq
+from ojs_bridge.migration.plan.dramatiq import plans as of_dramatiq
 from tests.contract.steps import Step, an, raises, retries
 from tests.on_celery.by_hand import ByHand
 from tests.on_celery.fleet import worker_here

@@ -10,19 +10,20 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType, FunctionType
+from types import FrameType
 from typing import Annotated, Any
 
 from typer import Option
 
+from ..adapters import NAMES, framework_of, frameworks
 from ..bridge import Bridge
 from ..config.settings import layered
 from ..errors import ConfigurationError, InvalidRetryPolicy, StoreError
@@ -78,7 +79,11 @@ class Place:
         if not self.has_app:
             return self.bridge_with(None)
         app = app_of(self._app, setting_up=True) if self._app else CELERY_APP.get()
-        bridge = _bridge_of_celery(app) if is_celery(app) else _bridge_of_dramatiq(app, self._app or "")
+        tasks_of(app)
+        try:
+            bridge = framework_of(app).bridge_of(app)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"app: {error}") from None
         self._check(bridge)
         # The app's listeners must get the events of replays and deletions before this process ends.
         atexit.register(bridge.flush)
@@ -166,12 +171,12 @@ def app_of(name: str, modules: Iterable[str] = (), *, setting_up: bool = False) 
         sys.path.insert(0, str(Path.cwd()))
     with _importing(name):
         _import(name)
-        app = _celery_app(name)
-        if app is None:
-            app = _dramatiq_broker(name, setting_up=setting_up)
-        if app is None and hasattr(sys.modules.get(name), "__path__") and find_spec(f"{name}.celery"):
-            # This raises the error of the package's module `celery`, which Celery swallows.
-            import_module(f"{name}.celery")
+        app = _found(name, setting_up=setting_up)
+        if app is None and hasattr(sys.modules.get(name), "__path__"):
+            # A package may have its app in a module with its framework's name, whose errors Celery swallows.
+            for inner in filter(find_spec, (f"{name}.{framework}" for framework in NAMES)):
+                import_module(inner)
+            app = _found(name, setting_up=setting_up)
     if app is None:
         raise ConfigurationError(f"app: {name!r} holds neither a Celery app nor a Dramatiq broker")
     for module in modules:
@@ -180,40 +185,16 @@ def app_of(name: str, modules: Iterable[str] = (), *, setting_up: bool = False) 
     return app
 
 
-def is_celery(app: Any) -> bool:
-    """Return whether an app that `app_of` has found is a Celery app."""
-    return find_spec("celery") is not None and isinstance(app, import_module("celery").Celery)
+def _found(name: str, *, setting_up: bool) -> Any:
+    apps = (framework.find(name, setting_up) for framework in frameworks())
+    return next((app for app in apps if app is not None), None)
 
 
-def load_tasks(app: Any) -> None:
-    """Import the task modules of a Celery app; raises ConfigurationError."""
-    with _importing(app.main or "celery"):
-        app.loader.import_default_modules()
-        app.finalize()
-
-
-def _bridge_of_celery(app: Any) -> Bridge:
-    """Return the bridge of a Celery app whose task modules are loaded; raises ConfigurationError."""
-    from ..celery.installation import attach, installation, is_bridged
-
-    load_tasks(app)
-    if not installation(app).is_installed and not any(is_bridged(task) for task in app.tasks.values()):
-        raise ConfigurationError(
-            f"app: the Celery app {app.main!r} has no bridge: give it one, install(app, bridge)"
-        )
-    return attach(app)
-
-
-def _bridge_of_dramatiq(broker: Any, name: str) -> Bridge:
-    from ..dramatiq import OJSRetries
-
-    for middleware in broker.middleware:
-        if isinstance(middleware, OJSRetries):
-            middleware.take_over(broker)
-            return middleware.bridge
-    raise ConfigurationError(
-        f"app: the Dramatiq broker of {name!r} has no bridge: give it one, install(broker, bridge)"
-    )
+def tasks_of(app: Any) -> Mapping[str, Any]:
+    """Return the tasks of an app or the actors of a broker, by name; raises ConfigurationError."""
+    framework = framework_of(app)
+    with _importing(getattr(app, "main", None) or framework.name):
+        return framework.tasks_of(app)
 
 
 def _import(name: str) -> None:
@@ -225,33 +206,6 @@ def _import(name: str) -> None:
     except ModuleNotFoundError as error:
         if attribute or not parent or error.name != module or not hasattr(import_module(parent), last):
             raise
-
-
-def _celery_app(name: str) -> Any:
-    if find_spec("celery") is None:
-        return None
-    from celery import Celery
-    from celery.app.utils import find_app
-
-    app = None
-    with suppress(AttributeError, ImportError):
-        app = find_app(name)
-    return app if isinstance(app, Celery) else None
-
-
-def _dramatiq_broker(name: str, *, setting_up: bool) -> Any:
-    if "dramatiq" not in sys.modules:
-        return None
-    from dramatiq import broker
-    from dramatiq.cli import import_object
-
-    _, named = import_object(name)  # type: ignore[no-untyped-call]
-    if named is None:
-        return broker.global_broker
-    if setting_up and isinstance(named, FunctionType):
-        named()
-        return broker.get_broker()
-    return named if isinstance(named, broker.Broker) else None
 
 
 @contextmanager

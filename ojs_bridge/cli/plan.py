@@ -7,16 +7,18 @@ import logging
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from enum import Enum
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from rich.text import Text
 from typer import Argument, Option
 
+from ..adapters import framework_of
 from ..config.policies import load, read_toml
 from ..engine.layers import NUMBERS
 from ..errors import ConfigurationError
@@ -24,7 +26,7 @@ from ..migration.plan import NOT_KNOWN, NativeRetries, Planned, WaitRange
 from ..rules.notations import spoken
 from ..rules.policy import AnyPartial, RetryPolicy, fields_of
 from .commands import INCOMPLETE
-from .finding import app_of, is_celery, load_tasks
+from .finding import app_of, tasks_of
 from .printing import counted, page_width, plain, say, show, show_json
 
 _OVERRIDES = "A message or a handler can override these numbers (send_with_options, apply_async, Retry)."
@@ -126,9 +128,12 @@ def plan(
         check_path(answer.file)
     with _traceback(shown=answer.debug):
         loaded = app_of(app, modules or ())
-        planned = _of(loaded, tasks or (), protect=answer.protect)
+        tasks_of(loaded)
+        room = import_module(f"..migration.plan.{framework_of(loaded).name}", __package__)
+        planned: list[Planned] = room.plans(loaded, tasks or (), protect=answer.protect)
     if answer.verify:
-        planned = _verified(loaded, planned)
+        with _silent():
+            planned = room.measured(loaded, planned)
     if answer.other is not None:
         lines = [*differences(answer.other, planned, whole=not tasks)]
         show(*lines or [f"{answer.other} says what the plan says"])
@@ -155,29 +160,13 @@ def _traceback(*, shown: bool) -> Iterator[None]:
         raise
 
 
-def _of(app: Any, names: Sequence[str], *, protect: bool) -> list[Planned]:
-    """Return the plan of an app or broker; raises ConfigurationError for a name that matches no task."""
-    if is_celery(app):
-        from ..migration.plan.celery import of_celery
-
-        load_tasks(app)
-        return of_celery(app, names, protect=protect)
-    from ..migration.plan.dramatiq import of_dramatiq
-
-    return of_dramatiq(app, names)
-
-
-def _verified(app: Any, planned: Sequence[Planned]) -> list[Planned]:
-    """Return a plan with measurements; raises ConfigurationError for an app that is already bridged."""
-    measured: Callable[[Any, Sequence[Planned]], list[Planned]]
-    if is_celery(app):
-        from ..migration.plan.celery import measured
-    else:
-        from ..migration.plan.dramatiq import measured
-    logging.disable(logging.CRITICAL)  # each run fails, and logs it
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Log nothing, and redirect the output to stderr: each run of a check fails, and logs it."""
+    logging.disable(logging.CRITICAL)
     try:
         with redirect_stdout(sys.stderr):
-            return measured(app, planned)
+            yield
     finally:
         logging.disable(logging.NOTSET)
 

@@ -18,7 +18,7 @@ from ..rules.notations import spoken
 from ..rules.policy import RetryPolicy
 from ..testing.explaining import MOST, PlannedWait, explain
 from .commands import INCOMPLETE, AsJson, command, group_of, json_of
-from .finding import APP, app_of, is_celery, load_tasks
+from .finding import APP, app_of, tasks_of
 from .printing import Rows, plain, say, show, show_json, table
 
 group = group_of("policy", "Check retry policies, and see their schedules.")
@@ -101,9 +101,7 @@ def _task_of(app: str | None, name: str | None) -> Any:
     if not (app and name):
         raise ConfigurationError("task: --app MODULE:APP and --task NAME name a task together")
     loaded = app_of(app)
-    if is_celery(loaded):
-        load_tasks(loaded)
-    tasks = loaded.tasks if is_celery(loaded) else loaded.actors
+    tasks = tasks_of(loaded)
     if name not in tasks:
         raise ConfigurationError(f"task: {app} has no {name!r}; it has {', '.join(sorted(tasks))}")
     return tasks[name]

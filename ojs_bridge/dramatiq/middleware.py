@@ -308,7 +308,9 @@ def bridge_of(broker: Broker) -> Bridge:
         if isinstance(middleware, OJSRetries):
             middleware.take_over(broker)
             return middleware.bridge
-    raise ConfigurationError(f"broker: {broker!r} has no bridge: add the middleware OJSRetries to it")
+    raise ConfigurationError(
+        f"the Dramatiq broker {broker!r} has no bridge: add the middleware OJSRetries to it"
+    )
 
 
 def tell_all(broker: Any, check: Callable[[Any], None]) -> None:

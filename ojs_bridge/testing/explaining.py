@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any, Literal, TypeAlias
 
+from ..adapters import frameworks
 from ..engine.layers import Layers, TaskPolicy, with_ojs_jitter
 from ..engine.runs import Run
 from ..rules.decision import DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil, decide
@@ -17,7 +18,7 @@ from ..rules.job import Job
 from ..rules.notations import spoken
 from ..rules.policy import AnyPartial, RetryPolicy
 from .parts import instance_of
-from .virtual import adapters
+from .virtual import worker_room
 
 #: How an error turns into an outcome: a task's framework has rules of its own.
 Translation: TypeAlias = Callable[[BaseException, Run], Outcome]
@@ -133,8 +134,8 @@ def _failure(error_type: str, run: Run) -> Failure:
 
 def _settings_of(policy: Any) -> tuple[TaskPolicy, Translation]:
     """Return the settings and the translation of a task; a plain policy becomes a task's settings."""
-    for adapter in adapters():
-        settings: tuple[TaskPolicy, Translation] | None = adapter.settings_of(policy)
+    for framework in frameworks():
+        settings: tuple[TaskPolicy, Translation] | None = worker_room(framework).settings_of(policy)
         if settings is not None:
             return settings
     merged = RetryPolicy.merge(policy)

@@ -28,38 +28,22 @@ from kombu.pools import connections, producers
 from kombu.transport import memory, virtual
 from kombu.utils.functional import LRUCache
 
-from ..bridge import Bridge
 from ..celery import compat
 from ..celery.delivery import task_outcome
-from ..celery.installation import FRAMEWORK, attach, installation, is_bridged, task_policy
+from ..celery.installation import FRAMEWORK, installation, is_bridged, task_policy
 from ..celery.worker import settle_success
 from ..engine.layers import TaskPolicy
 from ..engine.runs import Run
-from ..errors import ConfigurationError
 from ..rules.failures import Outcome
 from .parts import Agenda, Clock, Handler, WorkerDied
 
 logger = logging.getLogger("ojs_bridge")
-
-TARGET = Celery
 
 
 def current() -> Celery | None:
     """Return the current app if it has a bridge."""
     app = compat.current_apps.find().current_app or compat.default_app.find()
     return app if app is not None and installation(app).is_prepared else None
-
-
-def bridge_of(app: Celery) -> Bridge:
-    """Return an app's bridge; raises ConfigurationError."""
-    app = _behind_proxy(app)
-    app.finalize()
-    if not installation(app).is_prepared:
-        raise ConfigurationError(
-            f"the Celery app {app.main!r} has no bridge: call ojs_bridge.celery.install(app, bridge), or "
-            "define its tasks with @ojs_task(app)"
-        )
-    return attach(app)
 
 
 def _behind_proxy(app: Celery) -> Celery:

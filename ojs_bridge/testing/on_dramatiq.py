@@ -42,11 +42,6 @@ _ADDED = timedelta(milliseconds=2)
 _MANY = 1_000_000
 
 
-TARGET = Broker
-
-__all__ = ["TARGET", "bridge_of", "current", "settings_of", "worker_of"]
-
-
 def current() -> Broker | None:
     """Return the global broker if it has a bridge."""
     # `get_broker` would make a broker if there is none.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from importlib import import_module
 from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
+from ..adapters import Framework, frameworks
 from ..bridge import Bridge
 from ..engine.events import Event
 from ..engine.scheduler import CLAIM, Scheduler
@@ -43,12 +44,15 @@ def virtual_time(target: Any = None, *, jitter: int | None = None) -> Iterator[V
     results are in memory, too. After the block everything is as it was. Without a seed `jitter`, delays have
     no jitter. Raises ConfigurationError.
     """
-    adapter, target = _adapter(target)
-    bridge, clock = adapter.bridge_of(target), Clock()
+    framework, target = _found(target)
+    bridge, clock = framework.bridge_of(target), Clock()
     if isinstance(bridge.engine, VirtualEngine):
         raise ConfigurationError(f"virtual time: {target!r} is under virtual time already")
     agenda = Agenda(clock)
-    with engine_of(bridge, clock, jitter) as engine, adapter.worker_of(target, agenda) as worker:
+    with (
+        engine_of(bridge, clock, jitter) as engine,
+        worker_room(framework).worker_of(target, agenda) as worker,
+    ):
         yield VirtualTime(bridge, engine, clock, agenda, worker)
 
 
@@ -270,14 +274,12 @@ def _failing(own: Handler, failures: deque[BaseException | type[BaseException]])
     return run
 
 
-def _adapter(target: Any) -> tuple[ModuleType, Any]:
-    """Return the module that knows the framework of an app or broker, and the app or broker."""
-    known = [*adapters()]
-    there = [(adapter, one) for adapter in known if (one := target or adapter.current()) is not None]
-    fitting = [(adapter, one) for adapter, one in there if isinstance(one, adapter.TARGET)]
+def _found(target: Any) -> tuple[Framework, Any]:
+    """Return an app or broker, the current one without a target, and its framework."""
+    there = [(f, one) for f in frameworks() if (one := target or worker_room(f).current()) is not None]
+    fitting = [(framework, one) for framework, one in there if isinstance(one, framework.kind)]
     if len(fitting) == 1:
-        [(adapter, one)] = fitting
-        return adapter, one
+        return fitting[0]
     if target is not None:
         raise ConfigurationError(f"virtual time: {target!r} is neither a Celery app nor a Dramatiq broker")
     if fitting:
@@ -288,13 +290,6 @@ def _adapter(target: Any) -> tuple[ModuleType, Any]:
     )
 
 
-def adapters() -> Iterator[ModuleType]:
-    """Yield the module of each framework that this process has imported."""
-    if "celery" in sys.modules:
-        from . import on_celery
-
-        yield on_celery
-    if "dramatiq" in sys.modules:
-        from . import on_dramatiq
-
-        yield on_dramatiq
+def worker_room(framework: Framework) -> ModuleType:
+    """Return the module that has the worker of a framework under virtual time."""
+    return import_module(f".on_{framework.name}", __package__)

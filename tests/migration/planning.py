@@ -8,7 +8,7 @@ from typing import Any
 from celery import Celery
 
 from ojs_bridge.migration.plan import NativeRetries, Planned
-from ojs_bridge.migration.plan.celery import of_celery
+from ojs_bridge.migration.plan.celery import plans as of_celery
 
 Body = Callable[..., Any]
 

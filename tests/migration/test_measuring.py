@@ -15,9 +15,10 @@ from dramatiq.middleware import Middleware
 from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.celery import install
 from ojs_bridge.migration.plan import NOT_KNOWN, NativeRetries, Planned
-from ojs_bridge.migration.plan.celery import measured, of_celery
+from ojs_bridge.migration.plan.celery import measured
+from ojs_bridge.migration.plan.celery import plans as of_celery
 from ojs_bridge.migration.plan.dramatiq import measured as measured_on_dramatiq
-from ojs_bridge.migration.plan.dramatiq import of_dramatiq
+from ojs_bridge.migration.plan.dramatiq import plans as of_dramatiq
 from tests.cli.running import spawn
 
 #: There is no server: a plan that sends or stores anything fails.

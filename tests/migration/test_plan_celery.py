@@ -14,7 +14,7 @@ from ojs_bridge.celery import install, ojs_task
 from ojs_bridge.celery.installation import task_policy
 from ojs_bridge.celery.native import options_as_policy
 from ojs_bridge.migration.plan import ENDLESS, NOT_KNOWN, NativeRetries, Runs, WaitRange, alike, policy_wait
-from ojs_bridge.migration.plan.celery import of_celery
+from ojs_bridge.migration.plan.celery import plans as of_celery
 from ojs_bridge.rules.backoff import Intervals
 from ojs_bridge.rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH
 from ojs_bridge.rules.policy import LARGEST

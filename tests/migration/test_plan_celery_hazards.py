@@ -18,7 +18,7 @@ from ojs_bridge import Bridge
 from ojs_bridge.celery import install
 from ojs_bridge.celery.installation import is_bridged
 from ojs_bridge.cli.plan import _statements, _worst
-from ojs_bridge.migration.plan.celery import of_celery
+from ojs_bridge.migration.plan.celery import plans as of_celery
 from tests.migration.planning import app_with, only
 
 AUTO: dict[str, Any] = {"autoretry_for": (OSError,)}

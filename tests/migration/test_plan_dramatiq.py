@@ -30,7 +30,7 @@ from ojs_bridge.migration.plan import (
     WaitRange,
     dramatiq_wait,
 )
-from ojs_bridge.migration.plan.dramatiq import of_dramatiq
+from ojs_bridge.migration.plan.dramatiq import plans as of_dramatiq
 
 
 def never(*_args: Any) -> Any:

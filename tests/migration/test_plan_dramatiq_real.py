@@ -12,7 +12,7 @@ from dramatiq.brokers.stub import StubBroker
 
 from ojs_bridge import Bridge
 from ojs_bridge.dramatiq import install
-from ojs_bridge.migration.plan.dramatiq import of_dramatiq
+from ojs_bridge.migration.plan.dramatiq import plans as of_dramatiq
 from tests.servers import eventually
 
 REAL: dict[str, dict[str, Any]] = {

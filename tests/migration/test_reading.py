@@ -22,8 +22,8 @@ from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.celery import install as install_celery
 from ojs_bridge.dramatiq import install
 from ojs_bridge.migration.plan import NOT_KNOWN, NativeRetries, Planned, WaitRange
-from ojs_bridge.migration.plan.celery import of_celery
-from ojs_bridge.migration.plan.dramatiq import of_dramatiq
+from ojs_bridge.migration.plan.celery import plans as of_celery
+from ojs_bridge.migration.plan.dramatiq import plans as of_dramatiq
 from tests.migration.planning import app_with, native, only
 from tests.on_celery.fleet import worker_here
 from tests.servers import eventually

@@ -15,8 +15,8 @@ from dramatiq.brokers.stub import StubBroker
 from ojs_bridge import Intervals, InvalidRetryPolicy, Jitter, RetryPolicy
 from ojs_bridge.migration import NativeOptions, preset, to_celery_options, to_dramatiq_options
 from ojs_bridge.migration.plan import ENDLESS, NOT_KNOWN, NativeRetries, Planned, Runs, celery_wait
-from ojs_bridge.migration.plan.celery import of_celery
-from ojs_bridge.migration.plan.dramatiq import of_dramatiq
+from ojs_bridge.migration.plan.celery import plans as of_celery
+from ojs_bridge.migration.plan.dramatiq import plans as of_dramatiq
 from ojs_bridge.rules.policy import LARGEST
 from tests.test_package import FRAMEWORKS, modules_after
 

@@ -17,12 +17,11 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeAlias
 
+from ...adapters import frameworks
 from . import Open
 
 FunctionNode: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef"
 
-#: The code of the frameworks and of the bridge is not read.
-_FRAMEWORKS = {"amqp", "billiard", "celery", "dramatiq", "kombu", "ojs_bridge", "vine"}
 #: Instrumentations run what they wrap, and ask for no retries; what they wrap is read.
 _WATCHERS = {"ddtrace", "elasticapm", "logfire", "newrelic", "opentelemetry", "scout_apm", "sentry_sdk"}
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
@@ -156,7 +155,10 @@ def _parts(value: Any) -> list[FunctionType]:
 
 def is_the_users(module: str) -> bool:
     """Return whether a module is neither Python's nor a framework's, nor an instrumentation's."""
-    return _package(module) not in _FRAMEWORKS | _WATCHERS | sys.stdlib_module_names
+    package = _package(module)
+    if package == "ojs_bridge" or package in _WATCHERS or package in sys.stdlib_module_names:
+        return False
+    return not any(package in framework.packages for framework in frameworks())
 
 
 def _package(module: str) -> str:

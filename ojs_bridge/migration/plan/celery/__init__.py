@@ -60,7 +60,7 @@ PROTECTED = "acks_late: a job whose worker is killed runs again, as often as its
 _OF_AUTORETRY = ("retry_backoff", "retry_backoff_max", "retry_kwargs", "dont_autoretry_for")
 
 
-def of_celery(app: Celery, names: Collection[str] = (), *, protect: bool = False) -> list[Planned]:
+def plans(app: Celery, names: Collection[str] = (), *, protect: bool = False) -> list[Planned]:
     """Return the plans of an app's tasks, sorted by name, without Celery's own tasks.
 
     With `names`, patterns such as `billing.*`, only of the tasks that match one. With `protect` no task loses

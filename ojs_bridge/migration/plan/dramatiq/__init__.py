@@ -59,10 +59,11 @@ _LONG = PATIENCE.total_seconds()
 _ONCE = {"max_attempts": 1, "on_exhaustion": "discard"}
 
 
-def of_dramatiq(broker: Broker, names: Collection[str] = ()) -> list[Planned]:
+def plans(broker: Broker, names: Collection[str] = (), *, protect: bool = False) -> list[Planned]:  # noqa: ARG001
     """Return the plans of a broker's actors, sorted by name.
 
-    With `names`, patterns such as `billing.*`, only of the actors that match one. Options and code are read.
+    With `names`, patterns such as `billing.*`, only of the actors that match one. `protect` changes
+    nothing: Dramatiq acknowledges a message when its job has ended. Options and code are read.
     No actor is called, nothing is sent, and no broker is asked. Raises ConfigurationError for a name that
     matches no actor.
     """
