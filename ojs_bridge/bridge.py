@@ -12,7 +12,7 @@ from .engine.engine import Engine
 from .engine.events import Dispatcher, Listener
 from .engine.redaction import Redaction, Redactor
 from .engine.scheduler import Chore, Scheduler
-from .engine.storage_retry import INSISTING, POLLING, StorageRetry
+from .engine.storage_retry import StorageRetry
 from .operations.audit import Audit, Marks
 from .operations.broker_letters import BrokerLetters
 from .operations.bulk import Operations
@@ -22,7 +22,7 @@ from .operations.letters import Jobs
 from .operations.parked_retries import ParkedRetries
 from .operations.rates import RateHistory, history
 from .operations.replaying import PERIOD as RULES_PERIOD
-from .operations.replaying import ReplayRule, checked
+from .operations.replaying import ReplayRule
 from .operations.retention import PERIOD as PRUNE_PERIOD
 from .operations.retention import Retention
 from .rules.failures import Errors
@@ -57,8 +57,10 @@ class Bridge:
         redact: names of arguments that are not shown, or a callable. The callable gets an argument's name and
             value, and returns the value to show.
         replay_rules: which dead letters are replayed by themselves.
-        storage_retry: how often an operation on the store or the broker is tried again when it settles a job.
-        polling_retry: how often it is tried again when the bridge looks for due retries.
+        storage_retry: how often an operation on the store or the broker is tried when it settles a job: five
+            times, with pauses of 0.1 s that double.
+        polling_retry: how often it is tried when the bridge looks for due retries: three times, with pauses
+            of 0.5 s that double.
     """
 
     # A callable of C, because each step of a job asks for the time.
@@ -82,9 +84,9 @@ class Bridge:
         out_of_reach: str | timedelta | None = None,
         retention: Retention | None = None,
         redact: Redaction | None = None,
-        replay_rules: Sequence[ReplayRule] = (),
-        storage_retry: StorageRetry = INSISTING,
-        polling_retry: StorageRetry = POLLING,
+        replay_rules: Sequence[ReplayRule] | None = None,
+        storage_retry: StorageRetry | None = None,
+        polling_retry: StorageRetry | None = None,
     ) -> None:
         settings = settings_of(
             store=store,
@@ -100,27 +102,26 @@ class Bridge:
             settle_behind=settle_behind,
             out_of_reach=out_of_reach,
             retention=retention,
+            redact=redact,
+            replay_rules=replay_rules,
+            storage_retry=storage_retry,
+            polling_retry=polling_retry,
         )
-        self._polling = polling_retry
-        context = self._context(settings, storage_retry, redact)
-        self._assemble(settings, context, checked(replay_rules))
-
-    def _context(self, settings: Settings, storage_retry: StorageRetry, redact: Redaction | None) -> Context:
-        return Context(
+        context = Context(
             settings.store,
             self._now,
             settings.history,
             settings.header_budget,
-            storage_retry,
+            settings.storage_retry,
             Dispatcher(settings.listeners),
-            Redactor(redact),
+            Redactor(settings.redact),
         )
+        self._assemble(settings, context)
 
     def _assemble(
         self,
         settings: Settings,
         context: Context,
-        rules: tuple[ReplayRule, ...],
         engine: Callable[..., Engine] = Engine,
         scheduler: type[Scheduler] = Scheduler,
     ) -> None:
@@ -139,12 +140,11 @@ class Bridge:
             settle_behind=settings.settle_behind,
             out_of_reach=settings.out_of_reach,
         )
-        self._rules = rules
         self._scheduler_type = scheduler
         self._scheduler: Scheduler | None = None
         #: The workers of this process that have started and not stopped.
         self._workers = 0
-        self.dead_letters = DeadLetters(context, settings.retention, rules)
+        self.dead_letters = DeadLetters(context, settings.retention, settings.replay_rules)
         self.broker_letters = BrokerLetters(context)
         self.retries = ParkedRetries(context)
         letters, retries = self.dead_letters, self.retries
@@ -196,7 +196,7 @@ class Bridge:
                 context.clock,
                 self.engine.give_up,
                 self._chores(self._beat),
-                self._polling,
+                self.settings.polling_retry,
                 self.engine.outage,
             )
             self._scheduler.start()

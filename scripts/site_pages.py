@@ -77,14 +77,6 @@ def settings() -> str:
     return table(("In code, Django and TOML", "Variable", "In the variable", "Default", "Meaning"), rows)
 
 
-def in_code_only() -> str:
-    """Return the arguments of a bridge that no variable and no file can set."""
-    return table(
-        ("Argument", "Meaning"),
-        ((f"`{name}`", said) for name, said in arguments().items() if name not in SETTINGS),
-    )
-
-
 def arguments() -> dict[str, str]:
     """Return what the docstring of a bridge says about each argument."""
     said = (inspect.getdoc(Bridge) or "").partition("Args:\n")[2]
@@ -239,7 +231,6 @@ def public_names(module: str) -> str:
 #: The parts by their names in the pages: `<!-- made: settings -->`.
 PARTS = {
     "settings": settings,
-    "settings in code": in_code_only,
     "policy": policy,
     "events": event_types,
     "command line": command_line,

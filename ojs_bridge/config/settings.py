@@ -7,16 +7,21 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 from ..engine import events
 from ..engine.heartbeat import SUSPICION
 from ..engine.layers import imported
+from ..engine.redaction import Redaction, Redactor
+from ..engine.storage_retry import INSISTING, POLLING, StorageRetry
 from ..errors import ConfigurationError, InvalidRetryPolicy
+from ..operations.replaying import ReplayRule, checked
 from ..operations.retention import Retention
 from ..rules.failures import ErrorMap, Errors
 from ..rules.job import HEADER_BUDGET, MAX_HEADER, MIN_HEADER_BUDGET, MIN_HISTORY
@@ -34,7 +39,8 @@ _PREFIX = "OJS_BRIDGE_"
 _PYPROJECT = "pyproject.toml"
 #: The variables that are no settings of a bridge.
 _OTHERS = {"APP", "CANARY", "CONFIG", "METRICS_PORT", "OPERATOR_TOKEN", "READER_TOKEN", "TOKENS"}
-_LIMITS = tuple(field.name for field in fields(Retention))
+
+Made = TypeVar("Made", Retention, StorageRetry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,10 @@ class Settings:
     settle_behind: bool
     out_of_reach: timedelta
     retention: Retention
+    redact: Redaction | None
+    replay_rules: tuple[ReplayRule, ...]
+    storage_retry: StorageRetry
+    polling_retry: StorageRetry
 
 
 def settings_of(**given: Any) -> Settings:
@@ -73,7 +83,11 @@ def settings_of(**given: Any) -> Settings:
         fail_open=_either(setting["fail_open"]),
         settle_behind=_either(setting["settle_behind"]),
         out_of_reach=_out_of_reach(setting["out_of_reach"]),
-        retention=_retention(setting["retention"]),
+        retention=_made(Retention(), setting["retention"], _retention_of),
+        redact=_redaction(setting["redact"]),
+        replay_rules=_replay_rules(setting["replay_rules"]),
+        storage_retry=_made(INSISTING, setting["storage_retry"], partial(_changed, INSISTING)),
+        polling_retry=_made(POLLING, setting["polling_retry"], partial(_changed, POLLING)),
     )
 
 
@@ -189,28 +203,72 @@ def _out_of_reach(given: Given) -> timedelta:
     return length
 
 
-def _retention(given: Given) -> Retention:
-    value = given.value
-    if value is None or isinstance(value, Retention):
-        return value or Retention()
+def _redaction(given: Given) -> Redaction | None:
+    redaction = given.value
+    if isinstance(redaction, str) and not given.in_code:
+        redaction = imported(given.place, redaction)
+    with _at(given.place, "redact: "):
+        Redactor(redaction)
+    return cast("Redaction | None", redaction)
+
+
+def _replay_rules(given: Given) -> tuple[ReplayRule, ...]:
+    rules = given.value
+    with _at(given.place, "replay_rules: "):
+        if not given.in_code and isinstance(rules, list | tuple):
+            rules = [
+                rule
+                if isinstance(rule, ReplayRule)
+                else ReplayRule(**{"name": "", **_table_of(ReplayRule, rule)})
+                for rule in rules
+            ]
+        return checked(rules)
+
+
+def _made(default: Made, given: Given, read: Callable[[Any], Made]) -> Made:
+    """Return the object that was given, or is read from a table; or the default."""
+    value, kind = given.value, type(default)
+    if value is None or isinstance(value, kind):
+        return value or default
     if given.in_code:
-        raise ConfigurationError(f"retention: {value!r} is not a Retention")
-    try:
-        return _retention_of(value)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{given.place}: {str(error).removeprefix('retention: ')}") from None
+        raise ConfigurationError(f"{given.place}: {value!r} is not a {kind.__name__}")
+    with _at(given.place, "retention: ", "StorageRetry: "):
+        return read(value)
 
 
-def _retention_of(limits: Any) -> Retention:
-    if not isinstance(limits, Mapping):
-        raise ConfigurationError(f"{limits!r} must be a table of {', '.join(_LIMITS)}")
-    for name in limits:
-        if name not in _LIMITS:
-            raise ConfigurationError(f"{name}: is not one of {', '.join(_LIMITS)}")
+def _changed(default: StorageRetry, table: Any) -> StorageRetry:
+    return replace(default, **_table_of(StorageRetry, table))
+
+
+def _retention_of(table: Any) -> Retention:
+    limits = _table_of(Retention, table)
     queues = limits.get("queues", {})
     if not isinstance(queues, Mapping):
         raise ConfigurationError(f"queues: {queues!r} must be a table of max_age and max_count by queue")
     return Retention(**{**limits, "queues": {queue: _retention_of(own) for queue, own in queues.items()}})
+
+
+def _table_of(kind: Any, table: object) -> Mapping[str, Any]:
+    """Return the fields of an object in a table; raises ConfigurationError for any other."""
+    names = [field.name for field in fields(kind)]
+    if not isinstance(table, Mapping):
+        raise ConfigurationError(f"{table!r} must be a table of {', '.join(names)}")
+    for name in table:
+        if name not in names:
+            raise ConfigurationError(f"{name}: is not one of {', '.join(names)}")
+    return table
+
+
+@contextmanager
+def _at(place: str, *beginnings: str) -> Iterator[None]:
+    """Name the place of a setting in an error, instead of what the error begins with."""
+    try:
+        yield
+    except ConfigurationError as error:
+        text = str(error)
+        for beginning in beginnings:
+            text = text.removeprefix(beginning)
+        raise ConfigurationError(f"{place}: {text}") from None
 
 
 def _as_it_is(_place: str, said: Any) -> Any:
@@ -375,5 +433,9 @@ SETTINGS = {
     "settle_behind": Setting(_boolean, default=False),
     "out_of_reach": Setting(default="PT4S"),
     "retention": Setting(_json),
+    "redact": Setting(_json),
+    "replay_rules": Setting(_json, ()),
+    "storage_retry": Setting(_json),
+    "polling_retry": Setting(_json),
     "reliable_fetch": Setting(_boolean, default=True),
 }

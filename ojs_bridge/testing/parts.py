@@ -188,7 +188,7 @@ def engine_of(bridge: Bridge, clock: Clock, jitter: int | None) -> Iterator[Virt
         store.prepare()
         stack.callback(setattr, bridge, "__dict__", dict(vars(bridge)))
         engine = partial(VirtualEngine, recorder=recorder, jitter=jitter)
-        bridge._assemble(settings, context, bridge._rules, engine, _StillScheduler)
+        bridge._assemble(settings, context, engine, _StillScheduler)
         stack.callback(bridge.flush)
         yield cast(VirtualEngine, bridge.engine)
 

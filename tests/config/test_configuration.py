@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import re
 import subprocess
@@ -14,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from ojs_bridge import Bridge, Retention
+from ojs_bridge import Bridge, ReplayRule, Retention, StorageRetry
 from ojs_bridge.config import policies, settings
 from ojs_bridge.config.settings import SETTINGS, Settings, settings_of, the_policies
+from ojs_bridge.engine.redaction import HIDDEN
 from tests.cli.running import run
 from tests.lives import KEEP, live_and_die
 
@@ -58,6 +60,10 @@ def test_without_any_of_them() -> None:
         settle_behind=False,
         out_of_reach=timedelta(seconds=4),
         retention=Retention(),
+        redact=None,
+        replay_rules=(),
+        storage_retry=StorageRetry(5, "PT0.1S", 2.0, "PT5S", 0.1),
+        polling_retry=StorageRetry(3, "PT0.5S", 2.0, "PT10S", 0.2),
     )
     assert the_policies(None).of("anything").policies == []
 
@@ -80,6 +86,21 @@ READ: list[tuple[str, str, str, Any]] = [
         '{"max_age": "P7D", "max_count": 5, "queues": {"mail": {"max_age": "P1D"}}, "archive": "old.jsonl"}',
         '{max_age = "P7D", max_count = 5, queues.mail.max_age = "P1D", archive = "old.jsonl"}',
         WITH_QUEUES,
+    ),
+    ("redact", '["card", "pin"]', '["card", "pin"]', ["card", "pin"]),
+    ("redact", f'"{NAME}.listen"', f'"{NAME}.listen"', listen),
+    (
+        "replay_rules",
+        '[{"name": "mail", "queue": "mail", "delay": "PT5M"}, {"name": "all", "max_replays": 2}]',
+        '[{name = "mail", queue = "mail", delay = "PT5M"}, {name = "all", max_replays = 2}]',
+        (ReplayRule("mail", "mail", delay="PT5M"), ReplayRule("all", max_replays=2)),
+    ),
+    ("storage_retry", '{"max_attempts": 1}', "{max_attempts = 1}", StorageRetry(1)),
+    (
+        "polling_retry",
+        '{"max_interval": "PT1M"}',
+        '{max_interval = "PT1M"}',
+        StorageRetry(3, "PT0.5S", 2.0, "PT1M", 0.2),
     ),
     ("listeners", f'["{NAME}.listen"]', f'["{NAME}.listen"]', (listen,)),
     (
@@ -104,9 +125,18 @@ def test_a_variable_and_a_table_say_the_same(
 
 
 def test_every_setting_is_read() -> None:
-    """The table above has every setting, but for those that have their own tests."""
+    """The table above has every setting, but for those that have their own tests; a bridge has no other."""
     others = {"store", "namespace", "policies", "reliable_fetch"}
     assert {name for name, *_ in READ} == SETTINGS.keys() - others
+    arguments = inspect.signature(Bridge).parameters.keys()
+    assert arguments == SETTINGS.keys() - {"policies", "reliable_fetch"}
+
+
+def test_a_redaction_from_a_table_counts_where_only_the_command_line_reads_it() -> None:
+    write_table('store = "sqlite:///here.db"\nredact = ["0"]')
+    live_and_die(Bridge(retry=KEEP), "j-1")
+    ran = run("dead-letters", "show", "j-1", "--json")
+    assert [letter["args"] for letter in ran.json] == [[HIDDEN]], ran.err
 
 
 @pytest.mark.parametrize(
@@ -173,7 +203,7 @@ def test_the_command_line_reads_it_too() -> None:
 DJANGO = """
     from datetime import timedelta
     from django.conf import settings
-    from ojs_bridge import Bridge, ConfigurationError, Retention
+    from ojs_bridge import Bridge, ConfigurationError, ReplayRule, Retention, StorageRetry
     from ojs_bridge.config.settings import settings_of
     assert settings_of().history == 12, "not configured yet"
     settings.configure(OJS_BRIDGE={
@@ -183,12 +213,17 @@ DJANGO = """
         "listeners": [print, "builtins.repr"],
         "errors": {TimeoutError: "external.timeout", "OSError": ("external.os", "FAIL")},
         "retention": Retention("P7D"),
+        "replay_rules": [ReplayRule("a"), {"name": "b"}],
+        "storage_retry": StorageRetry.disabled(),
+        "redact": print,
     })
     found = settings_of()
     assert (found.history, found.header_budget, found.listeners) == (14, 9000, (print, repr)), found
     assert (found.park_after, found.reservation) == (timedelta(minutes=1), timedelta(minutes=3)), found
     assert found.errors == {TimeoutError: "external.timeout", OSError: ("external.os", "FAIL")}, found
     assert found.retention == Retention("P7D"), found
+    assert found.replay_rules == (ReplayRule("a"), ReplayRule("b")), found
+    assert (found.storage_retry, found.redact) == (StorageRetry.disabled(), print), found
     assert settings_of(history=15).history == 15
     for told, message in [
         ({"stoer": 1}, "settings.OJS_BRIDGE: stoer: is not a setting; there are store, "),

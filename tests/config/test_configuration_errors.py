@@ -40,6 +40,15 @@ INVALID = [
     ("retention = {queues = 3}", "retention: queues: 3 must be a table of max_age and max_count by queue"),
     ("retention = {queues.mail = 3}", "retention: 3 must be a table of max_age, max_count, queues, archive"),
     ("retention = {max_count = -1}", "retention: max_count: -1 must be an integer of at least 0"),
+    ("redact = 'card'", "redact: 'card' cannot be imported: module 'builtins' has no attribute 'card'"),
+    ("redact = 3", "redact: 3 is neither a collection of argument names nor a callable"),
+    ("replay_rules = 'a'", "replay_rules: 'a' is not a ReplayRule"),
+    ("replay_rules = [3]", "replay_rules: 3 must be a table of name, queue, type, error_type, delay, "),
+    ("replay_rules = [{queue = 'a'}]", "replay_rules: replay rule: name: '' must be a name"),
+    ("replay_rules = [{name = 'a', age = 3}]", "replay_rules: age: is not one of name, queue, type, "),
+    ("storage_retry = 3", "storage_retry: 3 must be a table of max_attempts, initial_interval, "),
+    ("storage_retry = {tries = 3}", "storage_retry: tries: is not one of max_attempts, "),
+    ("polling_retry = {jitter = 2}", "polling_retry: jitter: 2 must be a number from 0 to 1"),
     ("stoer = 3", "stoer: is not a setting; there are store, namespace, retry, policies, "),
 ]
 
