@@ -34,7 +34,7 @@ from .operations.rates import RateHistory
 from .operations.replaying import Bulk, ReplayRule
 from .operations.retention import Retention
 from .rules.backoff import Intervals, Jitter, Seeded
-from .rules.failures import DeadLetter, Discard, Fail, OJSError, Response, Retry, Snooze
+from .rules.failures import DeadLetter, Discard, Fail, HandlerFailed, OJSError, Response, Retry, Snooze
 from .rules.policy import PartialPolicy, RetryPolicy
 from .store import Filter, Letter, Page, Parked, ParkedPage, Stats, Store, open_store
 
@@ -77,6 +77,7 @@ __all__ = [
     "Event",
     "Fail",
     "Filter",
+    "HandlerFailed",
     "Health",
     "Intervals",
     "InvalidRetryPolicy",

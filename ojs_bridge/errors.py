@@ -10,9 +10,12 @@ BridgeError
 ├── Unreachable               the broker does not take a message now
 ├── Unpublishable             no broker will ever take this message
 ├── Unroutable                no queue takes this message as things are
+├── NotResumable              a bulk operation is done, or runs elsewhere
 └── NotFound                  a KeyError
     ├── LetterNotFound
-    └── RetryNotFound
+    ├── RetryNotFound
+    ├── OperationNotFound
+    └── JobNotFound
 """
 
 from __future__ import annotations

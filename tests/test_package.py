@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
+import pkgutil
 import re
 import subprocess
 import sys
@@ -15,9 +17,14 @@ from pathlib import Path
 import pytest
 
 import ojs_bridge
+import ojs_bridge.celery
+import ojs_bridge.dramatiq
+import ojs_bridge.testing
+from ojs_bridge import errors
 from ojs_bridge.celery import compat as celery_compat
 from ojs_bridge.config.policies import tomllib
 from ojs_bridge.dramatiq import compat as dramatiq_compat
+from ojs_bridge.rules import failures
 
 PACKAGE = Path(ojs_bridge.__file__).parent
 OPTIONAL = {"celery", "dramatiq", "kombu", "pika", "redis", "sqlalchemy"} | {
@@ -107,6 +114,49 @@ def test_all_is_sorted_and_complete() -> None:
     rooms = {path.stem for path in PACKAGE.iterdir()}
     public = {name for name in vars(ojs_bridge) if not name.startswith("_")} - rooms
     assert public == set(ojs_bridge.__all__)
+
+
+#: Exceptions that no user meets, and what becomes of each.
+WITHIN = {
+    "http.answers.Refusal": "an answer of the API",
+    "engine.reservations.TakenOver": "ends a run that is not heard any more",
+    "engine.carrying.NotCarried": "sends a message back to its broker",
+    "engine.reservations.Unanswered": "lets a job wait for its store",
+    "celery.ends.Hold": "keeps a message that waits",
+    "celery.task.BrokenOff": "ends a run in the worker's own process",
+    "dramatiq.delivery.Skipped": "ends a delivery without a run",
+    "dramatiq.translate.NotRun": "the base of what is exported",
+    "dramatiq.publishing.NotSent": "has the framework's own error in it",
+    "dramatiq.holding.GiveUp": "ends a thread with its worker",
+    "operations.bulk._Stopped": "ends a bulk operation",
+    "testing.parts.WorkerDied": "ends a run under virtual time",
+    "migration.plan.Injected": "is raised in a task that the plan tries out",
+}
+#: The rooms whose public names a user imports.
+ROOMS = [ojs_bridge, ojs_bridge.celery, ojs_bridge.dramatiq, ojs_bridge.testing]
+
+
+def exceptions() -> Iterator[type[BaseException]]:
+    """Yield every exception class of the package."""
+    for found in pkgutil.walk_packages(ojs_bridge.__path__, "ojs_bridge."):
+        if not found.name.endswith("__main__"):
+            for thing in vars(importlib.import_module(found.name)).values():
+                is_own = getattr(thing, "__module__", "") == found.name and inspect.isclass(thing)
+                if is_own and issubclass(thing, BaseException):
+                    yield thing
+
+
+def test_every_exception_stands_where_a_user_finds_it() -> None:
+    """It is exported, or of a class that is, or no user meets it; the trees have each of their own."""
+    found, public = [*exceptions()], {getattr(room, name) for room in ROOMS for name in room.__all__}
+    within = [each for each in found if public.isdisjoint(each.__mro__)]
+    assert {f"{each.__module__.removeprefix('ojs_bridge.')}.{each.__qualname__}" for each in within} == set(
+        WITHIN
+    )
+    for home in (errors, failures):
+        names = re.findall(r"^[│ ]*[├└]── (\w+)|^(\w+)$", home.__doc__ or "", re.MULTILINE)
+        own = {each.__name__ for each in found if each.__module__ == home.__name__}
+        assert {name or root for name, root in names} - {"Exception"} == own
 
 
 @pytest.mark.parametrize("name", ["celery", "dramatiq", "store"])

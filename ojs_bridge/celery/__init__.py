@@ -18,10 +18,11 @@ from ..adapters import Framework
 from ..bridge import Bridge
 from ..errors import ConfigurationError
 from . import compat, installation
+from .ends import LostAttempt, RefusedJob
 from .install import install, ojs_task
 from .task import OJSTask
 
-__all__ = ["OJSTask", "install", "ojs_task"]
+__all__ = ["LostAttempt", "OJSTask", "RefusedJob", "install", "ojs_task"]
 
 
 def _find(name: str, _: bool) -> Celery | None:

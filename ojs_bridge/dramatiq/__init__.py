@@ -16,8 +16,9 @@ from ..adapters import Framework
 from . import compat
 from .middleware import OJSRetries, bridge_of, install
 from .translate import FRAMEWORK as _NAME
+from .translate import LostAttempt, Refused
 
-__all__ = ["OJSRetries", "bridge_of", "install"]
+__all__ = ["LostAttempt", "OJSRetries", "Refused", "bridge_of", "install"]
 
 
 def _find(name: str, setting_up: bool) -> Any:

@@ -7,7 +7,8 @@ Exception
 │   ├── DeadLetter        keep the job as a dead letter at once
 │   └── Fail              a recognised permanent failure; behaves like Discard
 ├── OJSError              the base of an application's own errors that say what becomes of their jobs
-└── Snooze                not a failure: run again later, no attempt used
+├── Snooze                not a failure: run again later, no attempt used
+└── HandlerFailed         not raised: stands for an exception that a framework cannot show, store or send
 """
 
 from __future__ import annotations
@@ -263,7 +264,7 @@ traceback_of, cause_of, args_of = (
 
 
 class HandlerFailed(Exception):
-    """Stands for an exception that a framework cannot show, store or send; MemoryError is one."""
+    """Stands for a handler's exception that a framework cannot show, store or send; MemoryError is one."""
 
     #: The exception itself, in the process that raised it.
     itself: BaseException | None = None
@@ -440,8 +441,7 @@ def backtrace_of(tb: TracebackType | None) -> tuple[str, ...]:
         filename = code.co_filename.rpartition("site-packages/")[2]
         frames.append(cut(f"{filename}:{tb.tb_lineno} in {code.co_name}", MAX_BACKTRACE))
         tb = tb.tb_next
-    kept: list[str] = []
-    size = 0
+    kept, size = list[str](), 0
     for frame in reversed(frames[-MAX_FRAMES:]):
         size += len(frame)
         if size > MAX_BACKTRACE:
