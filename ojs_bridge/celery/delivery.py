@@ -209,7 +209,7 @@ class Delivery:
         except Exception:  # noqa: BLE001 - anything may be wrong with the message
             job = bare = Job(str(self.request.id), str(self.task.name), "")
         try:
-            return self.refuse(self.engine.unbegun(job if isinstance(job, Job) else bare, error))
+            return self.refuse(self.engine.refuse(job if isinstance(job, Job) else bare, error))
         except Exception as worse:  # noqa: BLE001 - the delivery itself is the last place for the job
             return kept(self.request, worse, returnable=self.can_wait)
 

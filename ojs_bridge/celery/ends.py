@@ -131,7 +131,7 @@ def end_of(
     The message of a job that has ended is acknowledged if its letter has a place, in the store or in its
     queue's dead queue, or if its handler wants no letter.
     """
-    begun, decision = settlement.begun, settlement.decision
+    begun, decision = settlement.run, settlement.decision
     if isinstance(decision, (RetryAt, SnoozeUntil)) and isinstance(begun, Run):
         asked = wish and wish.signal
         when = asked.when if asked else whole(decision.delay)

@@ -158,7 +158,7 @@ def _is_kept(task: Task, message: Any, error: Exception) -> bool:
         parts = wires.carried(message, message.body, None, app)
         wire = wires.delivered(app, parts, message.properties or {}, message.delivery_info or {})
         wire = replace(wire, headers={name: _flat(value) for name, value in wire.headers.items()})
-        refused = engine.unbegun(_job_of(task, wire), error)
+        refused = engine.refuse(_job_of(task, wire), error)
         with at_once():
             # A dead letter is found by its id.
             letter = sending.Outgoing(wire, parameters=parameters_of(task.run)) if refused.job.id else None

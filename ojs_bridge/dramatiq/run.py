@@ -19,7 +19,7 @@ from ..bridge import Bridge
 from ..engine.carrying import NotCarried, may_pass
 from ..engine.layers import TaskPolicy
 from ..engine.reservations import TakenOver
-from ..engine.runs import Begun, Drop, Lost, Onward, Postpone, Refuse, Run, Settlement
+from ..engine.runs import Admission, Drop, Lost, Onward, Postpone, Refuse, Run, Settlement
 from ..engine.storage_retry import at_once
 from ..errors import InvalidRetryPolicy, InvalidState, StoreError, Unroutable
 from ..messages import HEADER
@@ -235,7 +235,7 @@ class ActorRun:
                 self._delivery.begun = begun
                 return begun
 
-    def _ask(self, task: TaskPolicy) -> Begun | None:
+    def _ask(self, task: TaskPolicy) -> Admission | None:
         """Return the engine's answer; None after a pause, since the process lacked something."""
         # A proxy takes longer to answer than its message, and every job comes by here.
         message = message_in(self._proxy)
@@ -267,7 +267,7 @@ class ActorRun:
                 self._held, now = False, self._engine.now()
                 return Postpone(bare if isinstance(job, InvalidState) else job.waiting(now), now)
             logger.exception("job %s: could not be begun", bare)
-            return self._engine.unbegun(bare, error)
+            return self._engine.refuse(bare, error)
 
     def _let_wait(self) -> None:
         """Leave a delivery to Dramatiq, but not before the time that the bridge once gave it."""
@@ -418,7 +418,7 @@ class ActorRun:
 
     def _settle(self, settlement: Settlement[Outgoing]) -> Exit:
         """Settle a run, and return how its delivery leaves; the log says what `Retries` would say."""
-        begun, job, decision = settlement.begun, settlement.job, settlement.decision
+        begun, job, decision = settlement.run, settlement.job, settlement.decision
         match decision:
             case Complete():
                 leaves = NATIVE

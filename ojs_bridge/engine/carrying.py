@@ -154,62 +154,62 @@ class Carrying:
         self._instruments = context.instruments
         self._keeping = keeping
 
-    def carry(self, begun: Run | Refuse, decision: Decision, outlet: Outlet[M]) -> Settlement[M]:
+    def carry(self, run: Run | Refuse, decision: Decision, outlet: Outlet[M]) -> Settlement[M]:
         """Carry a decision out, and return what was done: the adapter settles it, and ends its delivery.
 
         If the job's own message stands in the way, the job becomes a dead letter. Raises TakenOver, and
         NotCarried for an error that may be over later.
         """
         try:
-            with self._instruments.step("ojs.nack", begun.job) if self._instruments.all else nullcontext():
-                return self._carry(begun, decision, outlet)
+            with self._instruments.step("ojs.nack", run.job) if self._instruments.all else nullcontext():
+                return self._carry(run, decision, outlet)
         except BaseException as error:
             if strikes(error):
                 raise
             if outlet.can_wait and may_pass(outlet, error):
                 raise NotCarried(decision, error) from error
-            log_error(error, "job %s: its decision cannot be carried out", begun.job)
-            decision = self.impossible(begun.job, decision, error)
+            log_error(error, "job %s: its decision cannot be carried out", run.job)
+            decision = self.impossible(run.job, decision, error)
             try:
-                return self._carry(begun, decision, outlet)
+                return self._carry(run, decision, outlet)
             except BaseException as worse:
                 if strikes(worse):
                     raise
                 raise NotCarried(decision, worse) from worse
 
-    def postpone(self, begun: Postpone, outlet: Outlet[M]) -> M | Refuse:
+    def postpone(self, early: Postpone, outlet: Outlet[M]) -> M | Refuse:
         """Send a job on that came before its time; return its message, or its refusal if none can carry it.
 
         Raises TakenOver, and any error that may be over later.
         """
         try:
-            return self._send_on(begun, begun.job, begun.at, None, outlet)
+            return self._send_on(early, early.job, early.at, None, outlet)
         except Exception as error:
             # The worker that holds a reserved job ends it. Any other job would wait for ever.
-            if outlet.can_wait and (begun.reservation is not None or may_pass(outlet, error)):
+            if outlet.can_wait and (early.reservation is not None or may_pass(outlet, error)):
                 raise
-            logger.exception("job %s cannot be put off", begun.job)
-            return Refuse(begun.job, self.impossible(begun.job, None, error))
+            logger.exception("job %s cannot be put off", early.job)
+            return Refuse(early.job, self.impossible(early.job, None, error))
 
-    def _carry(self, begun: Run | Refuse, decision: Decision, outlet: Outlet[M]) -> Settlement[M]:
-        job = self.after(begun.job, decision)
+    def _carry(self, run: Run | Refuse, decision: Decision, outlet: Outlet[M]) -> Settlement[M]:
+        job = self.after(run.job, decision)
         match decision:
             case RetryAt() | SnoozeUntil():
-                message = self._send_on(begun, job, decision.at, decision, outlet)
-                return Settlement(begun, job, decision, message)
+                message = self._send_on(run, job, decision.at, decision, outlet)
+                return Settlement(run, job, decision, message)
             case DeadLettered():
                 in_store = self._keeping.is_buried(
-                    begun, job, decision, outlet.framework, outlet.message(None), can_wait=outlet.can_wait
+                    run, job, decision, outlet.framework, outlet.message(None), can_wait=outlet.can_wait
                 )
-                return Settlement(begun, job, decision, in_place=in_store or outlet.bury(job))
+                return Settlement(run, job, decision, in_place=in_store or outlet.bury(job))
             case Complete() | GiveBack() | Discarded():
-                return Settlement(begun, job, decision)
+                return Settlement(run, job, decision)
             case _:
                 assert_never(decision)
 
     def _send_on(
         self,
-        begun: Run | Refuse | Postpone,
+        admission: Run | Refuse | Postpone,
         job: Job,
         at: datetime,
         decision: RetryAt | SnoozeUntil | None,
@@ -221,7 +221,7 @@ class Carrying:
         for in_store in () if outlet.at_once else (parks, not parks):
             try:
                 if in_store:
-                    self._keeping.park(begun, onward, outlet.framework, message.kept())
+                    self._keeping.park(admission, onward, outlet.framework, message.kept())
                 else:
                     outlet.publish(message, at)
                 break

@@ -25,7 +25,7 @@ from .instruments import Instrument
 from .keeping import Keeping, job_of_parked
 from .layers import Layers, TaskPolicy
 from .reservations import Reservations, Wait
-from .runs import Begun, DeadQueues, Drop, Lost, Postpone, Publisher, Refuse, Run
+from .runs import Admission, DeadQueues, Drop, Lost, Postpone, Publisher, Refuse, Run
 from .storage_retry import Outage
 
 logger = logging.getLogger("ojs_bridge")
@@ -198,7 +198,7 @@ class Engine:
         can_wait: bool = True,
         wait: Wait | None = None,
         reserve: bool = True,
-    ) -> Begun:
+    ) -> Admission:
         """Return whether a delivered job runs, waits, was lost, is a late copy, or cannot be read.
 
         `job` is the job by its header, or the error in its header; `bare` is the job as the framework alone
@@ -210,28 +210,28 @@ class Engine:
         admitted = self.admit(job, bare, task)
         if isinstance(admitted, Refuse):
             return admitted
-        begun: Begun = self.early(admitted.job) or admitted
-        if isinstance(begun, Postpone):
-            return begun
+        admission: Admission = self.early(admitted.job) or admitted
+        if isinstance(admission, Postpone):
+            return admission
         try:
             if reserve:
-                begun = self.reservations.reserve(
+                admission = self.reservations.reserve(
                     admitted, _sender(job, bare, publication), can_wait=can_wait, wait=wait, gone=redelivered
                 )
-            if isinstance(begun, Run) and begun.job.operation:
-                self.settling.tell_operation(begun.job, None)
-            if isinstance(begun, Run) and self.context.events.listeners:
-                job = begun.job
+            if isinstance(admission, Run) and admission.job.operation:
+                self.settling.tell_operation(admission.job, None)
+            if isinstance(admission, Run) and self.context.events.listeners:
+                job = admission.job
                 # The attempt is reserved: no error may keep the job from its handler any more.
                 harmless(job, lambda: self.context.events.emit([events.started(job, self.now())]))
-            if isinstance(begun, Lost):
-                self.reservations.keep(begun)
+            if isinstance(admission, Lost):
+                self.reservations.keep(admission)
         except BaseException:
             # Not only a StoreError: memory may run out, or an interrupt break in. A lost attempt has begun.
-            if reserve and self.reservations.heart and not isinstance(begun, Lost):
+            if reserve and self.reservations.heart and not isinstance(admission, Lost):
                 self.reservations.heart.forgo(Reservation(admitted.job.key, admitted.job.fence))
             raise
-        return begun
+        return admission
 
     def early(self, job: Job) -> Postpone | None:
         """Return the postponement of a job that came before its time, or None."""
@@ -264,26 +264,22 @@ class Engine:
         `process` is the number of that process, if it is known. The job is dropped if that process had ended
         it. It is postponed if another worker runs it, or if it came early.
         """
-        begun = self.admit(job, bare, task)
-        if isinstance(begun, Refuse):
-            return begun
-        early = self.early(begun.job)
-        if early:
+        run = self.admit(job, bare, task)
+        if isinstance(run, Refuse):
+            return run
+        if early := self.early(run.job):
             return early
-        reserved = self.reservations.reserve_from(process, begun, _sender(job, bare, publication))
+        reserved = self.reservations.reserve_from(process, run, _sender(job, bare, publication))
         if isinstance(reserved, (Drop, Postpone)):
             return reserved
         return reserved._replace(job=reserved.job._replace(next_retry_at=None), abandoned=True)
 
-    def refuse(self, job: Job, error: InvalidState | InvalidRetryPolicy) -> Refuse:
-        """Return the refusal of a job whose state or policy cannot be read, or carried on."""
+    def refuse(self, job: Job, error: Exception) -> Refuse:
+        """Return the refusal of a job: its state or policy cannot be read, or any error kept it from its run."""
+        if not isinstance(error, (InvalidState, InvalidRetryPolicy)):
+            error = InvalidState(f"the job could not be begun: {cut(safe_repr(error), MAX_MESSAGE)}")
         failure = Failure(error.type, str(error))
         return Refuse(job, DeadLettered("invalid", failure, f"attempt {job.attempt} was not run: {error}"))
-
-    def unbegun(self, job: Job, error: Exception) -> Refuse:
-        """Return the refusal of a job that an unexpected error kept from being begun."""
-        why = cut(safe_repr(error), MAX_MESSAGE)
-        return self.refuse(job, InvalidState(f"the job could not be begun: {why}"))
 
     def judge(self, run: Run, outcome: BaseException | Outcome) -> Decision:
         """Return the decision about a job whose handler raised, came to an outcome, or succeeded (None)."""
@@ -298,11 +294,9 @@ class Engine:
         """Keep a parked retry that cannot be published as a dead letter."""
         job = job_of_parked(parked)
         decision = self.carrying.impossible(job, None, error)
-        begun = Refuse(job, decision)
-        self.keeping.bury(
-            begun, self.carrying.after(job, decision), decision, parked.framework, parked.message
-        )
-        self.settling.settle(begun, decision)
+        run = Refuse(job, decision)
+        self.keeping.bury(run, self.carrying.after(job, decision), decision, parked.framework, parked.message)
+        self.settling.settle(run, decision)
 
     def close(self) -> None:
         """Settle and release the reservations that still have to be; never raises."""

@@ -91,7 +91,7 @@ class Keeping:
 
     def is_buried(
         self,
-        begun: Run | Refuse,
+        run: Run | Refuse,
         job: Job,
         decision: DeadLettered,
         framework: str,
@@ -107,10 +107,10 @@ class Keeping:
         if self.store is None or message is None:
             return False
         try:
-            self.bury(begun, job, decision, framework, message.kept())
+            self.bury(run, job, decision, framework, message.kept())
         except Exception as error:
             is_away = isinstance(error, StoreError) and not isinstance(error, Unstorable)
-            if is_away and can_wait and isinstance(begun, Run) and begun.reservation is not None:
+            if is_away and can_wait and isinstance(run, Run) and run.reservation is not None:
                 raise
             logger.exception("job %s: kept in the broker's dead queue, not in the store", job)
             return False
@@ -118,7 +118,7 @@ class Keeping:
 
     def bury(
         self,
-        begun: Run | Refuse,
+        run: Run | Refuse,
         job: Job,
         decision: DeadLettered,
         framework: str,
@@ -131,16 +131,16 @@ class Keeping:
         """
         if self.store is None:
             raise StoreError(NO_STORE)
-        policy = begun.policy if isinstance(begun, Run) else RetryPolicy()
+        policy = run.policy if isinstance(run, Run) else RetryPolicy()
         errors = self.whole(job)
         letter = letter_of(job, decision, policy, framework, message, errors, at=self._now())
         earlier = self._retry.run(self.store.letters.get, letter.id)
         if earlier is None or earlier.is_left_by(job._replace(errors=errors), letter.discarded_at):
-            self._write(begun, self.store.letters.bury, letter)
+            self._write(run, self.store.letters.bury, letter)
             return
         # Another job had this id, and the store has forgotten its run.
         own = replace(letter, id=job._replace(errors=errors).own_letter_id)
-        self._write(begun, self.store.letters.bury, own)
+        self._write(run, self.store.letters.bury, own)
         harmless(job, self.forget, job)
 
     def parks(self, at: datetime) -> bool:
@@ -149,7 +149,7 @@ class Keeping:
 
     def park(
         self,
-        begun: Run | Refuse | Postpone,
+        admission: Run | Refuse | Postpone,
         onward: Onward,
         framework: str,
         message: Mapping[str, Any],
@@ -166,23 +166,23 @@ class Keeping:
             queue=job.queue,
             framework=framework,
             attempt=job.attempt,
-            max_attempts=begun.policy.max_attempts if isinstance(begun, Run) else job.attempt,
+            max_attempts=admission.policy.max_attempts if isinstance(admission, Run) else job.attempt,
             next_retry_at=onward.at,
             parked_at=self._now(),
             reason=onward.decision.reason if onward.decision else "came before its time",
             state=onward.header.state,
             message=message,
         )
-        self._write(begun, self.store.parked.park, parked)
+        self._write(admission, self.store.parked.park, parked)
 
     def _write(
-        self, begun: Run | Refuse | Postpone, write: Callable[[T, Settle | None], bool], record: T
+        self, admission: Run | Refuse | Postpone, write: Callable[[T, Settle | None], bool], record: T
     ) -> None:
         """Write to the store how a run ends, and settle its reservation in the same step."""
-        if not isinstance(begun, Run) or begun.reservation is None:
+        if not isinstance(admission, Run) or admission.reservation is None:
             self._retry.run(write, record, None)
-        elif not self._reservations.settle_with(begun, write, record):
-            raise TakenOver(begun.job)
+        elif not self._reservations.settle_with(admission, write, record):
+            raise TakenOver(admission.job)
 
 
 def letter_of(

@@ -81,7 +81,7 @@ class Refuse:
 
 
 #: An answer of the engine to a delivery.
-Begun: TypeAlias = Run | Lost | Postpone | Drop | Refuse
+Admission: TypeAlias = Run | Lost | Postpone | Drop | Refuse
 
 
 class Message(Protocol):
@@ -169,7 +169,7 @@ class Settlement(Generic[M]):
     `job` is the job after the decision, and `in_place` whether a dead letter has its place.
     """
 
-    begun: Run | Refuse
+    run: Run | Refuse
     job: Job
     decision: Decision
     message: M | None = None

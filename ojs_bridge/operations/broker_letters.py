@@ -158,15 +158,15 @@ class BrokerLetters:
 
 
 def found_letter(
-    begun: Run | Refuse, framework: str, message: Mapping[str, Any], *, at: datetime | None, now: datetime
+    run: Run | Refuse, framework: str, message: Mapping[str, Any], *, at: datetime | None, now: datetime
 ) -> Letter:
     """Return the letter of a job that was found in a dead queue, where it has been since `at`, if known.
 
-    `begun` is the run that the bridge would begin for the message, or its refusal.
+    `run` is the run that the bridge would begin for the message, or its refusal.
     """
-    job = begun.job
+    job = run.job
     decision, policy = (
-        (begun.decision, RetryPolicy()) if isinstance(begun, Refuse) else (_decision_of(job), begun.policy)
+        (run.decision, RetryPolicy()) if isinstance(run, Refuse) else (_decision_of(job), run.policy)
     )
     at = at or _last_failure(job) or job.created_at or now
     return letter_of(job, decision, policy, framework, message, job.errors, at=at)

@@ -17,7 +17,7 @@ from ..engine.context import Context
 from ..engine.engine import Engine
 from ..engine.events import Dispatcher, Event, log_failure
 from ..engine.heartbeat import Heartbeat
-from ..engine.runs import Begun, Run
+from ..engine.runs import Admission, Run
 from ..engine.scheduler import Scheduler
 from ..rules.decision import Decision
 from ..store import MEMORY, open_store
@@ -138,15 +138,15 @@ class VirtualEngine(Engine):
         #: How many of the next runs die as they begin.
         self.deaths = 0
 
-    def begin(self, *args: Any, **options: Any) -> Begun:
+    def begin(self, *args: Any, **options: Any) -> Admission:
         """Begin a job; raises WorkerDied for a run whose worker is to die."""
-        begun = super().begin(*args, **options)
-        if isinstance(begun, Run):
+        admission = super().begin(*args, **options)
+        if isinstance(admission, Run):
             self.runs += 1
             if self.deaths:
                 self.deaths -= 1
                 self.die()
-        return begun
+        return admission
 
     def judge(self, run: Run, outcome: Any) -> Decision:
         """Judge an outcome, without jitter unless it has a seed; raises WorkerDied for a dead worker."""

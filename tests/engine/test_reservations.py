@@ -22,7 +22,7 @@ import pytest
 from ojs_bridge import Bridge, ConfigurationError, StorageRetry, StoreError
 from ojs_bridge.engine import heartbeat, reservations
 from ojs_bridge.engine.reservations import ASK_AGAIN, UNTOLD, TakenOver
-from ojs_bridge.engine.runs import Begun, Drop, Lost, Onward, Postpone, Run
+from ojs_bridge.engine.runs import Admission, Drop, Lost, Onward, Postpone, Run
 from ojs_bridge.rules.decision import Complete, DeadLettered, Discarded, RetryAt, SnoozeUntil
 from ojs_bridge.rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
 from ojs_bridge.rules.job import Job, decode
@@ -67,7 +67,7 @@ def fleet(url: str, reservation: timedelta) -> Iterator[list[Bridge]]:
         bridge.stop()
 
 
-def begin(bridge: Bridge, job: Job, publication: str = "", *, redelivered: bool = False) -> Begun:
+def begin(bridge: Bridge, job: Job, publication: str = "", *, redelivered: bool = False) -> Admission:
     """Deliver a job."""
     task = bridge.engine.task()
     return bridge.engine.begin(job, job, task, publication=publication, redelivered=redelivered)
@@ -220,7 +220,7 @@ def test_a_killed_workers_job_is_lost_in_seconds(url: str, bridges: list[Bridge]
     suspected = begin(first, JOB, redelivered=True)
     assert isinstance(suspected, Postpone)
     assert suspected.at - first.engine.now() <= max(quick, ASK_AGAIN)
-    lost: list[Begun] = []
+    lost: list[Admission] = []
     eventually(lambda: lost.append(begin(second, JOB)) or isinstance(lost[-1], Lost))
     assert lost[-1].failure.type == VISIBILITY_TIMEOUT
     assert isinstance(begin(first, JOB, redelivered=True), Postpone), "whoever judges it holds it"
@@ -313,7 +313,7 @@ def test_the_last_lost_attempt_is_the_end(url: str, bridges: list[Bridge]) -> No
     bridge = bridges[0]
     last = JOB._replace(attempt=3, fence=2)
     abandon(url, last)
-    found: list[Begun] = []
+    found: list[Admission] = []
 
     def lost() -> bool:
         found.append(begin(bridge, last))
@@ -333,7 +333,7 @@ def test_judging_a_lost_attempt_can_be_lost_too(url: str, hasty: list[Bridge]) -
     eventually(lambda: isinstance(begin(hasty[0], JOB), Lost), what="the attempt was found lost")
     held = next(iter(hasty[0].engine.reservations.heart._live))  # type: ignore[union-attr]
     hasty[0].engine.reservations.heart.expire(held)  # type: ignore[union-attr]
-    found: list[Begun] = []
+    found: list[Admission] = []
 
     def found_again() -> bool:
         found.append(begin(hasty[1], JOB))
@@ -756,7 +756,7 @@ def test_a_message_that_nothing_tells_apart_is_a_copy_until_its_attempt_is_settl
     """Its broker neither names it nor says that it comes again, as SQS and a broker of one's own."""
     one, other = (Bridge(store=f"sqlite:///{tmp_path}/ojs.db") for _ in range(2))
 
-    def begin(bridge: Bridge) -> Begun:
+    def begin(bridge: Bridge) -> Admission:
         job = Job("j", "t", "q")
         return bridge.engine.begin(job, job, bridge.engine.task(), publication=UNTOLD)
 
