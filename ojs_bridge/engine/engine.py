@@ -275,7 +275,7 @@ class Engine:
         return reserved._replace(job=reserved.job._replace(next_retry_at=None), abandoned=True)
 
     def refuse(self, job: Job, error: Exception) -> Refuse:
-        """Return the refusal of a job: its state or policy cannot be read, or any error kept it from its run."""
+        """Return the refusal of a job that cannot be read, or that any error kept from being begun."""
         if not isinstance(error, (InvalidState, InvalidRetryPolicy)):
             error = InvalidState(f"the job could not be begun: {cut(safe_repr(error), MAX_MESSAGE)}")
         failure = Failure(error.type, str(error))
