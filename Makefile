@@ -14,8 +14,8 @@ TEST_WORKERS ?= 6
 FLOOR_WORKERS ?= 2
 PARALLEL = --dist=loadfile --no-loadscope-reorder
 # A loaded machine can be too slow for a test that waits for real processes. What failed runs again, one test after
-# the other; a second failure counts, and the report has both.
-AGAIN = --last-failed --last-failed-no-failures=none --maxfail=3
+# the other; a second failure counts. The report has both, and its summary names what needed this second chance.
+AGAIN = --second-chance --last-failed --last-failed-no-failures=none --maxfail=3
 FLOOR_CACHE = -o cache_dir=.venv-floor/.pytest_cache
 MAKEFLAGS += --no-print-directory
 # The tests start hundreds of processes, each of which would compile all of it anew.

@@ -57,8 +57,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option of `make quick`."""
+    """Add the options of `make quick`, and of the second run of `make test`."""
     parser.addoption("--quick", action="store_true", help="run only the tests that start no other process")
+    parser.addoption("--second-chance", action="store_true", help="name the tests that pass now")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Name the tests that have failed among the others, and that pass one after the other."""
+    passed = [report.nodeid for report in terminalreporter.stats.get("passed", ())]
+    if passed and config.getoption("--second-chance"):
+        terminalreporter.section(f"{len(passed)} needed a second chance", sep="!", yellow=True)
+        for name in passed:
+            terminalreporter.write_line(f"SECOND CHANCE {name}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

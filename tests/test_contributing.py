@@ -1,6 +1,9 @@
 """CONTRIBUTING.md names commands, folders and files that are there."""
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,3 +40,24 @@ def test_the_floor_leaves_out_only_tests_that_there_are() -> None:
     (names,) = re.findall(r"^ONE_VERSION = ((?:.*\\\n)*.*)", MAKEFILE, re.MULTILINE)
     found = {path.stem.removeprefix("test_") for path in (ROOT / "tests").glob("*/test_*.py")}
     assert set(names.replace("\\\n", " ").split()) <= found
+
+
+def test_the_second_run_of_what_failed_names_what_passes_then(tmp_path: Path) -> None:
+    name = "tests/test_contributing.py::test_every_room_has_its_row"
+    failed = tmp_path / "v" / "cache" / "lastfailed"
+    failed.parent.mkdir(parents=True)
+    failed.write_text(json.dumps({name: True}))
+    (again,) = re.findall(r"^AGAIN = (.*)", MAKEFILE, re.MULTILINE)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-o",
+        f"cache_dir={tmp_path}",
+        *again.split(),
+        name.partition(":")[0],
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert f"SECOND CHANCE {name}\n" in done.stdout, done.stdout
+    assert re.search("^!+ 1 needed a second chance !+$", done.stdout, re.MULTILINE)
+    assert done.returncode == 0
