@@ -28,10 +28,20 @@ from ..messages import HEADER, parameters_of
 from ..rules.decision import Complete, Decision, RetryAt
 from ..rules.failures import ErrorMap, Failure, Outcome, outcome_of
 from ..rules.job import Job
-from . import sending
 from . import wire as wires
-from .ends import Done, End, GivenBack, LostAttempt, RefusedJob, Unsettled, carried_on, end_of
-from .holding import kept, portable, until_begun
+from .ends import (
+    Done,
+    End,
+    GivenBack,
+    LostAttempt,
+    RefusedJob,
+    Unsettled,
+    carried_on,
+    end_of,
+    kept,
+    portable,
+    until_begun,
+)
 from .installation import FRAMEWORK, attach, installation, task_policy
 from .wire import KEY, OUTCOME, Carried, Wire, known
 from .wish import Wish, countdown_of, eager_signature, reason_of, until
@@ -45,7 +55,8 @@ class Delivery:
     framework = FRAMEWORK
 
     def __init__(self, task: Task, request: Any) -> None:
-        self.engine: Engine = (installation(task.app).bridge or attach(task.app)).engine
+        self.own = installation(task.app)
+        self.engine: Engine = (self.own.bridge or attach(task.app)).engine
         self.task = task
         self.request = request
         #: Whether the broker still has the message, and takes it back.
@@ -69,7 +80,7 @@ class Delivery:
     @property
     def unreachable(self) -> tuple[type[Exception], ...]:
         """The errors of a store or a broker that is out of reach."""
-        return (StoreError, *sending.out_of_reach(self.task.app))
+        return (StoreError, *self.own.broker.unreachable)
 
     @functools.cached_property
     def wire(self) -> Wire:
@@ -85,36 +96,36 @@ class Delivery:
         wire = self.wire if self.carried is None else None
         return wires.read(self.task, self.request, self.headers, wire)
 
-    def message(self, onward: Onward | None) -> sending.Outgoing:
+    def message(self, onward: Onward | None) -> wires.Outgoing:
         """Return the message as it came, or as it goes on."""
         wire, parameters = self.wire, parameters_of(self.task.run)
         if onward is None:
-            return sending.Outgoing(wire, None, parameters)
+            return wires.Outgoing(wire, None, parameters)
         if self.at_once and onward.decision is not None:
             # A due time would only postpone it.
             header = self.engine.keeping.header(onward.job._replace(next_retry_at=None))
             asked = self.asked and self.asked.sig
             again = eager_signature(self.task, self.request, asked, onward.job, header)
-            return sending.Outgoing(wire, None, parameters, again)
+            return wires.Outgoing(wire, None, parameters, again)
         changes: dict[str, Any] = {HEADER: onward.header.text}
         if onward.decision is not None:
             changes["retries"] = onward.job.attempt - 1
         if isinstance(onward.decision, RetryAt):
             wire = self.changed or wire
-        return sending.Outgoing(wire, changes, parameters)
+        return wires.Outgoing(wire, changes, parameters)
 
-    def publish(self, message: sending.Outgoing, at: datetime) -> None:
+    def publish(self, message: wires.Outgoing, at: datetime) -> None:
         """Publish a message, which is due at a time."""
-        publish = functools.partial(sending.publish, self.task.app, message, self.engine.now(), at)
+        publish = functools.partial(self.own.broker.publish, message, self.engine.now(), at)
         self.engine.context.storage_retry.run(publish, retry_on=self.unreachable)
 
     def bury(self, job: Job) -> bool:
         """Bury the message in its queue's dead queue; False if there is none, or for an eager task."""
         if self.at_once:
             return False
-        header, app = self.engine.keeping.last_header(job), self.task.app
+        header = self.engine.keeping.last_header(job)
         changes = {"retries": job.attempt, **({} if header is None else {HEADER: header.text})}
-        return sending.is_buried(self.engine, app, self.wire, changes, can_wait=self.can_wait)
+        return self.own.broker.is_buried(self.engine, self.wire, changes, can_wait=self.can_wait)
 
     def judge(self, begun: Run, outcome: BaseException | Outcome) -> Decision:
         """Return the decision about a run. Celery sends a retry that comes too late, and revokes it then."""
@@ -141,7 +152,7 @@ class Delivery:
             self.engine.settling.check(begun, can_wait=self.can_wait, waits=True)
             if wish and wish.accepted and wish.wire is None and not self.at_once:
                 # The task's own code has sent the retry by itself, or has sent none.
-                settlement: Settlement[sending.Outgoing] = Settlement(begun, begun.job, decision)
+                settlement: Settlement[wires.Outgoing] = Settlement(begun, begun.job, decision)
             else:
                 settlement = self.engine.carrying.carry(begun, decision, self)
         except TakenOver as late:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import sys
 import time
 from collections.abc import Callable
@@ -20,11 +21,11 @@ from celery.utils.serialization import get_pickleable_exception
 
 from ..engine.events import log_error, strikes
 from ..engine.runs import Run, Settlement
+from ..errors import StoreError
 from ..rules.decision import DeadLettered, Decision, Discarded, RetryAt, SnoozeUntil
-from ..rules.failures import HandlerFailed, can_be_shown
+from ..rules.failures import HandlerFailed, can_be_shown, safe_repr
 from . import compat
-from .sending import Outgoing
-from .wire import Wire, known
+from .wire import Outgoing, Wire, known
 from .wish import Wish, reason_of, whole
 
 logger = logging.getLogger("ojs_bridge")
@@ -102,6 +103,35 @@ class Over(NamedTuple):
 
 #: How a delivery ends.
 End: TypeAlias = Done | GivenBack | Kept | Again | Over
+
+
+def until_begun(error: BaseException, outcome: Unsettled | None = None) -> Kept:
+    """Return the end of a delivery that the worker keeps until its job can begin, or its run end."""
+    is_store = isinstance(error, StoreError)
+    return Kept(str(error) if is_store else safe_repr(error), needs_store=is_store, outcome=outcome)
+
+
+def kept(request: Any, error: BaseException, outcome: Unsettled | None = None, *, returnable: bool) -> End:
+    """Return the end of a delivery without another place: the worker keeps it, if the broker still has it."""
+    if returnable:
+        return until_begun(error, outcome)
+    why = safe_repr(error)
+    logger.critical("job %s is lost, being acknowledged before it ran: %s", known(request), why)
+    return Over(shown_exception(error))
+
+
+def portable(unsettled: Unsettled) -> Unsettled | None:
+    """Return an outcome that can be sent to another process; None if there is no such form of it."""
+    failed = unsettled._replace(shown=HandlerFailed.of(unsettled.shown))
+    return next(filter(_can_be_sent, (unsettled, failed)), None)
+
+
+def _can_be_sent(unsettled: Unsettled) -> bool:
+    try:
+        pickle.loads(pickle.dumps(unsettled))  # noqa: S301 - the line itself has pickled it
+    except Exception:  # noqa: BLE001 - a user's class may raise anything
+        return False
+    return True
 
 
 class Hold(Reject):  # type: ignore[misc]

@@ -12,7 +12,6 @@ their signal to all processes of a worker, and the processes of a pool die of it
 from __future__ import annotations
 
 import logging
-import pickle
 import re
 import signal
 import threading
@@ -30,13 +29,10 @@ from celery.worker import state
 
 from ..engine.heartbeat import Heartbeat
 from ..engine.threads import keep_going
-from ..errors import StoreError
-from ..rules.failures import HandlerFailed, safe_repr
 from ..store import Reservation
 from . import compat
-from .ends import End, Hold, Kept, Over, Unsettled, shown_exception
+from .ends import Hold, Kept
 from .installation import attach, bridge_of, installation
-from .sending import visibility_timeout
 from .wire import known
 
 logger = logging.getLogger("ojs_bridge")
@@ -54,21 +50,6 @@ _STATUS = re.compile(r"(?:signal|exitcode) (\d+)")
 AHEAD = 3.0
 
 
-def until_begun(error: BaseException, outcome: Unsettled | None = None) -> Kept:
-    """Return the end of a delivery that the worker keeps until its job can begin, or its run end."""
-    is_store = isinstance(error, StoreError)
-    return Kept(str(error) if is_store else safe_repr(error), needs_store=is_store, outcome=outcome)
-
-
-def kept(request: Any, error: BaseException, outcome: Unsettled | None = None, *, returnable: bool) -> End:
-    """Return the end of a delivery without another place: the worker keeps it, if the broker still has it."""
-    if returnable:
-        return until_begun(error, outcome)
-    why = safe_repr(error)
-    logger.critical("job %s is lost, being acknowledged before it ran: %s", known(request), why)
-    return Over(shown_exception(error))
-
-
 class _Unsaid(logging.Filter):
     """Leaves out Celery's warning of each rejected job: one line tells of all jobs that wait."""
 
@@ -77,20 +58,6 @@ class _Unsaid(logging.Filter):
 
 
 logging.getLogger("celery.app.trace").addFilter(_Unsaid())
-
-
-def portable(unsettled: Unsettled) -> Unsettled | None:
-    """Return an outcome that can be sent to another process; None if there is no such form of it."""
-    failed = unsettled._replace(shown=HandlerFailed.of(unsettled.shown))
-    return next(filter(_can_be_sent, (unsettled, failed)), None)
-
-
-def _can_be_sent(unsettled: Unsettled) -> bool:
-    try:
-        pickle.loads(pickle.dumps(unsettled))  # noqa: S301 - the line itself has pickled it
-    except Exception:  # noqa: BLE001 - a user's class may raise anything
-        return False
-    return True
 
 
 class _Waiting(NamedTuple):
@@ -128,7 +95,7 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
         with self._lock:
             self._channel = consumer.task_consumer.channel
             self._owed = getattr(getattr(self._channel, "qos", None), "ojs_owed", ())
-            self._surely_ours = visibility_timeout(consumer.app) / 2
+            self._surely_ours = installation(consumer.app).source.visibility_timeout / 2
 
     def stop(self, _: Any) -> None:
         """Forget all requests: their connection ends, and the broker delivers the messages again."""

@@ -15,6 +15,7 @@ from weakref import WeakSet
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import Celery, Task
 from celery.exceptions import SoftTimeLimitExceeded
+from kombu.connection import Connection
 
 from ..adapters.canary import Canary
 from ..bridge import Bridge
@@ -28,11 +29,13 @@ from ..rules.failures import TIMEOUT, WORKER_DEATH, Mapped
 from ..rules.job import Job, count_of, decoded, format_time
 from ..rules.policy import AnyPartial, check_errors
 from . import compat, dead_queues
-from .sending import CeleryPublisher
+from .brokers import Broker, CeleryPublisher, RabbitMQ
+from .on_redis import Redis
 
 logger = logging.getLogger("ojs_bridge")
 
 FRAMEWORK = dead_queues.FRAMEWORK
+
 #: The options that hold signatures: jobs that are sent after this job.
 LATER = ("chain", "link", "link_error", "chord")
 
@@ -63,6 +66,7 @@ class Settings(NamedTuple):
 class Installation:
     """What the bridge keeps of one Celery app in this process."""
 
+    app: Celery
     bridge: Bridge | None = None
     #: Whether the app reads `ojs_retry`, and has the steps of its worker.
     is_prepared: bool = False
@@ -83,11 +87,37 @@ class Installation:
     #: The requests that run in threads or greenlets of this process, each with what tells that it has ended.
     running: dict[Any, Any] = field(default_factory=dict)
 
+    @functools.cached_property
+    def broker(self) -> Broker:
+        """The broker that the app writes to."""
+        return _broker_of(self.app, self.app.connection_for_write())
+
+    @functools.cached_property
+    def source(self) -> Broker:
+        """The broker that the app's workers read from; mostly it is the same."""
+        conf = self.app.conf
+        if conf.broker_read_url == conf.broker_write_url:
+            return self.broker
+        return _broker_of(self.app, self.app.connection_for_read())
+
+
+def _broker_of(app: Celery, connection: Connection) -> Broker:
+    """Return the object of a broker. No other place asks for its kind."""
+    try:
+        transport = connection.get_transport_cls()
+    except ImportError:  # its package is missing
+        transport = None
+    modules = {kind.__module__ for kind in getattr(transport, "__mro__", ())}
+    if "kombu.transport.redis" in modules:
+        return Redis(app, transport)
+    is_rabbitmq = getattr(transport, "driver_type", None) == "amqp"
+    return (RabbitMQ if is_rabbitmq else Broker)(app, transport)
+
 
 def installation(app: Celery) -> Installation:
     """Return what the bridge keeps of an app."""
     kept: Installation | None = vars(app).get(_INSTALLATION)
-    return kept or vars(app).setdefault(_INSTALLATION, Installation())
+    return kept or vars(app).setdefault(_INSTALLATION, Installation(app))
 
 
 def attach(app: Celery, bridge: Bridge | None = None) -> Bridge:
@@ -97,8 +127,11 @@ def attach(app: Celery, bridge: Bridge | None = None) -> Bridge:
         prepare(app)
         # Of several threads one gives the bridge. A lock might be held by another one as the process forks.
         made: Bridge = vars(own).setdefault("made", bridge or Bridge())
-        queues = dead_queues.CeleryDeadQueues(app, made, lambda task: task_policy(app, task))
-        made.engine.register(FRAMEWORK, CeleryPublisher(app, made, dead_queues.oldest_in), queues)
+        publisher = CeleryPublisher(app, made, functools.partial(getattr, own, "broker"))
+        queues = dead_queues.CeleryDeadQueues(
+            app, made, publisher.reaching, lambda task: task_policy(app, task)
+        )
+        made.engine.register(FRAMEWORK, publisher, queues)
         own.bridge = made
     if bridge is not None and bridge is not own.bridge:
         raise ConfigurationError(f"the Celery app {app.main!r} already has a bridge: give it one, once")
@@ -112,11 +145,11 @@ def bridge_of(app: Celery) -> Bridge | None:
 
 def prepare(app: Celery) -> Installation:
     """Let an app read `ojs_retry`, and check itself when its worker starts; its bridge may come later."""
-    own: Installation = vars(app).setdefault(_INSTALLATION, Installation())
+    own: Installation = vars(app).setdefault(_INSTALLATION, Installation(app))
     if not own.is_prepared:
         own.is_prepared = True
         app.steps["worker"].add("ojs_bridge.celery.worker:StartUp")
-        app.steps["consumer"].add("ojs_bridge.celery.on_redis:Visibility")
+        app.steps["consumer"].add("ojs_bridge.celery.worker:KeepsMessages")
         app.steps["consumer"].add("ojs_bridge.celery.holding:RequestHolding")
         app.steps["consumer"].add("ojs_bridge.celery.worker:ConsumerWatch")
         _read_retry_option(app)

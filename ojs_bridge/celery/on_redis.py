@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import logging
 import threading
 import time
-from collections.abc import Container
-from functools import partial
+from collections.abc import Callable, Container, Iterator, Mapping
+from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from celery import bootsteps
+from celery import Celery
 from celery.concurrency import solo
 from celery.worker import state
+from kombu.connection import Connection
+from kombu.utils.json import loads
 
+from ..adapters.dead_queues import claimed_on_redis
 from ..adapters.presence import Dead, Presence, text_of
+from ..bridge import Bridge
+from ..config.settings import fetches_reliably
+from ..engine.reservations import Reservations
 from ..engine.threads import keep_going
+from ..errors import ConfigurationError
+from ..rules.notations import spoken
 from . import compat
-from .installation import attach
-from .taking import Taking, client_of, keys_of, this_worker
+from .brokers import Broker
+from .dead_queues import is_readable
+from .taking import Taking, client_of, keys_of, taking, this_worker
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -61,49 +72,174 @@ _TOLERANCE = 3.0
 _channels: WeakKeyDictionary[Visibility, Any] = WeakKeyDictionary()
 
 
-class Visibility(bootsteps.StartStopStep):  # type: ignore[misc]
+class Lists:
+    """Dead queues on Redis: a list for each priority, the newest message first."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._channel = connection.channel()
+        self._client = client_of(self._channel)
+
+    def read(self, name: str, most: int) -> list[Any]:
+        """Return at most `most` messages, and leave them where they are."""
+        return [message for _, _, message in islice(self._all(name, most), most)] if most else []
+
+    def oldest(self, name: str) -> list[Mapping[str, Any]]:
+        """Return the headers of the oldest message of each list."""
+        items = (item for key in self._keys(name) for item in self._client.lrange(key, -1, -1))
+        return [message.headers for item in items if (message := self._message(item)) is not None]
+
+    def take(self, name: str, is_it: Callable[[Any], bool], then: Callable[[], object]) -> bool:
+        """Claim a message, call `then` and delete it, unless `then` raises; False without a message."""
+        place = next(((key, item) for key, item, message in self._all(name) if is_it(message)), None)
+        if place is None:
+            return False
+        key, item = place
+        with claimed_on_redis(self._client, f"{key}.ojs.{hashlib.sha256(item).hexdigest()}") as is_ours:
+            if not is_ours or item not in self._client.lrange(key, 0, -1):
+                return False
+            then()
+            self._client.lrem(key, -1, item)
+        return True
+
+    def _all(self, name: str, most: int = 0) -> Iterator[tuple[str, bytes, Any]]:
+        """Yield the key, the item and the message of each item, from each list at most `most`, or all."""
+        for key in self._keys(name):
+            for item in self._client.lrange(key, 0, most - 1):
+                message = self._message(item)
+                if message is not None:
+                    yield key, item, message
+
+    def _keys(self, name: str) -> list[str]:
+        channel, list_of = self._channel, compat.q_for_pri(self._channel)
+        prefix = channel.global_keyprefix or ""
+        return [f"{prefix}{list_of(name, step)}" for step in channel.priority_steps]
+
+    def _message(self, item: bytes) -> Any:
+        try:
+            message = self._channel.Message(loads(item.decode("utf-8")), channel=self._channel)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            logger.warning("a message in a dead queue cannot be read, and stays there: %r", error)
+            return None
+        return message if is_readable(message) else None
+
+
+class Redis(Broker):
+    """A broker that gives out again what a worker has not acknowledged in time, and does no routing."""
+
+    timeouts = "socket_timeout", "socket_connect_timeout"
+    needs = frozenset({compat.REDIS})
+    dead_places = Lists
+
+    def __init__(self, app: Celery, transport: Any) -> None:
+        super().__init__(app, transport)
+        self._is_reliable = fetches_reliably()
+        if self._is_reliable:
+            self.needs |= {compat.FETCH}
+
+    def caveats(self, bridge: Bridge) -> Iterator[str]:
+        """Yield what weakens a promise; raises ConfigurationError for what cannot work."""
+        seconds, longest = self.visibility_timeout, bridge.settings.park_after.total_seconds()
+        if seconds <= 0:
+            raise ConfigurationError(f"visibility_timeout: {seconds!r} must be greater than zero seconds")
+        if bridge.store is not None and seconds < longest:
+            yield (
+                f"visibility_timeout is {seconds:g} s, less than park_after, {longest:g} s: retries wait in "
+                "Redis for longer than it lets them, and travel in hops; set park_after below it"
+            )
+
+    def long_wait(self, seconds: float) -> tuple[str, str] | None:
+        """Return the hazard of a wait beyond the visibility timeout."""
+        if seconds <= self.visibility_timeout:
+            return None
+        return (
+            "beyond-visibility-timeout",
+            f"a retry may wait {spoken(seconds)}, longer than Redis keeps a message from other workers "
+            f"(visibility_timeout, {spoken(self.visibility_timeout)}): the job is delivered again and runs "
+            "more than once",
+        )
+
+    def take_safely(self) -> None:
+        """Make the app's workers take a message and note that in the same step; works once.
+
+        A worker outlasts whatever Redis answers: it connects anew, and tries again. Kombu has it end with
+        most errors, though Redis may only be full, read-only or without its replicas for a while.
+        """
+        connect, owed = self.app.connection_for_read, dict[str, None]()
+        if not self._is_reliable:
+            logger.warning(
+                "reliable_fetch is off: a killed worker may lose a job that Redis has just given it"
+            )
+        if not self._is_reliable or hasattr(connect, "ojs_takes"):
+            return
+
+        @functools.wraps(connect)
+        def connection_for_read(*args: Any, **options: Any) -> Any:
+            from redis import ResponseError
+
+            connection = connect(*args, **options)
+            if connection.get_transport_cls() is not self.transport:
+                return connection
+            create = compat.create_transport(connection)
+            connection.connection_errors = (*connection.connection_errors, ResponseError)
+
+            def create_transport() -> Any:
+                transport = create()
+                if type(transport) is self.transport:
+                    transport.Channel, transport.ojs_owed = taking(transport.Channel), owed
+                    transport.connection_errors = connection.connection_errors
+                return transport
+
+            compat.create_transport.set(connection, create_transport)
+            return connection
+
+        connection_for_read.ojs_takes = True  # type: ignore[attr-defined]
+        self.app.connection_for_read = connection_for_read
+
+    def visibility(self, consumer: Any, reservations: Reservations) -> Visibility:
+        """Return what renews a consumer's messages, and gives back those of dead workers."""
+        return Visibility(consumer, reservations)
+
+    def oldest(self, connection: Connection, queue: str) -> list[Mapping[str, Any]]:
+        """Return the headers of the oldest message of each priority in a queue."""
+        return Lists(connection).oldest(queue)
+
+
+class Visibility:
     """Renews the deliveries that a worker has, and puts back those of dead workers.
 
     The visibility timeout begins with the delivery, and kombu never renews it. A thread does so here, because
     a warm shutdown ends Celery's timers while jobs still run.
     """
 
-    requires = ("celery.worker.consumer.tasks:Tasks",)
-
-    def __init__(self, consumer: Any, **options: Any) -> None:
-        super().__init__(consumer, **options)
+    def __init__(self, consumer: Any, reservations: Reservations) -> None:
+        self._consumer, self._reservations = consumer, reservations
         self._over: threading.Event | None = None
         self._presence: Presence | None = None
 
-    def start(self, consumer: Any) -> None:
-        """Begin, once, where the transport is Redis; the thread finds a new connection by itself."""
-        channel = consumer.task_consumer.channel
+    def connected(self, channel: Any) -> None:
+        """Begin, once, or go on with the channel of a new connection; the thread finds it by itself."""
+        consumer = self._consumer
         # A pool that runs a job within the loop would keep the others of a step from other workers.
         runs_within = isinstance(consumer.pool, solo.TaskPool)
         alone = runs_within or consumer.app.conf.get("worker_disable_prefetch")
         channel.ojs_gathers = consumer.hub is not None and not alone
         _channels[self] = channel
-        if isinstance(channel, Taking) and self._over is not None:
-            give_back_strays(channel)
-        if self._over is None and hasattr(channel, "unacked_index_key"):
+        if self._over is None:
             self._over = threading.Event()
             if isinstance(channel, Taking):
-                self._presence = present(consumer)
+                self._presence = present(consumer, self._reservations)
             seconds = channel.visibility_timeout / _BEATS
-            keep_going("ojs-visibility", partial(_beat, consumer, self._over, seconds))
+            keep_going("ojs-visibility", functools.partial(_beat, consumer, self._over, seconds))
+        elif isinstance(channel, Taking):
+            give_back_strays(channel)
 
-    def stop(self, consumer: Any) -> None:
-        """Go on: the worker connects anew, or a warm shutdown waits for running jobs."""
-
-    def shutdown(self, _: Any) -> None:
+    def end(self) -> None:
         """End: unacknowledged messages go back to their queues now."""
         _channels.pop(self, None)
         if self._over is not None:
             self._over.set()
         if self._presence is not None:
             self._presence.stop()
-
-    terminate = shutdown
 
 
 def _onward(channel: Any, delivery: bytes | str) -> tuple[str, list[str]]:
@@ -121,9 +257,8 @@ def _onward(channel: Any, delivery: bytes | str) -> tuple[str, list[str]]:
     return json.dumps(message), [channel.global_keyprefix + name for name in lists]
 
 
-def present(consumer: Any) -> Presence:
+def present(consumer: Any, reservations: Reservations) -> Presence:
     """Let the other workers know that this one lives, and give back what dead workers had."""
-    reservations = attach(consumer.app).engine.reservations
     stuck: set[bytes | str] = set()
 
     def give_back(dead: Dead) -> int | None:

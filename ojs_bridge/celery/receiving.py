@@ -23,7 +23,7 @@ from ..engine.threads import AGAIN
 from ..messages import HEADER, parameters_of
 from ..rules.failures import MAX_MESSAGE, cut, nests_deeper, safe_repr
 from ..rules.job import MAX_DEPTH, Job, count_of, decoded
-from . import compat, sending
+from . import compat
 from . import wire as wires
 from .installation import FRAMEWORK, attach, installation
 
@@ -161,10 +161,10 @@ def _is_kept(task: Task, message: Any, error: Exception) -> bool:
         refused = engine.refuse(_job_of(task, wire), error)
         with at_once():
             # A dead letter is found by its id.
-            letter = sending.Outgoing(wire, parameters=parameters_of(task.run)) if refused.job.id else None
+            letter = wires.Outgoing(wire, parameters=parameters_of(task.run)) if refused.job.id else None
             ended = engine.carrying.after(refused.job, refused.decision)
             if not engine.keeping.is_buried(refused, ended, refused.decision, FRAMEWORK, letter):
-                sending.is_buried(engine, app, wire, {}, can_wait=True)
+                installation(app).broker.is_buried(engine, wire, {}, can_wait=True)
         engine.settling.settle(refused, refused.decision)
         harmless(refused.job, task.backend.mark_as_failure, refused.job.id, error)
     except Exception:

@@ -62,7 +62,9 @@ class OJSRequest(Request):  # type: ignore[misc]
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
         self._ojs_received_at = time.monotonic()
-        parts = carried(message, self.body, options.get("headers"), self.app)
+        self._ojs_own = installation(self.app)
+        publication = self._ojs_own.source.publication(message)
+        parts = carried(message, self.body, options.get("headers"), self.app, publication)
         self.request_dict["properties"] = {**self.request_dict["properties"], KEY: parts}
 
     def cancel(self, *args: Any, **options: Any) -> None:
@@ -84,7 +86,7 @@ class OJSRequest(Request):  # type: ignore[misc]
             return
         super().acknowledge()
         try:
-            headers, own = self.request_dict, installation(self.app)
+            headers, own = self.request_dict, self._ojs_own
             if own.bridge and own.bridge.store and not headers.get("retries") and HEADER not in headers:
                 key = Job(str(self.id), "", "", chain=chain_of(headers)).key
                 for holding in tuple(own.holding):
@@ -101,7 +103,7 @@ class OJSRequest(Request):  # type: ignore[misc]
         else:
             self.on_success(end)
         self.ojs_told = True
-        installation(self.app).running.pop(self, None)
+        self._ojs_own.running.pop(self, None)
 
     def ojs_left(self, error: BaseException | None) -> None:
         """End a run that its thread or greenlet has left without an end, as if its process had died.

@@ -38,8 +38,7 @@ from ..rules.failures import ANSWERS, Failure, name_of, outcome_of, traceback_of
 from ..rules.job import Job
 from . import compat
 from .delivery import Delivery, outcome_asked, task_outcome
-from .ends import Again, End, Kept, Over, Unsettled, reopen_chord, shown_exception, telling
-from .holding import until_begun
+from .ends import Again, End, Kept, Over, Unsettled, reopen_chord, shown_exception, telling, until_begun
 from .installation import FRAMEWORK, task_policy
 from .native import AUTORETRYING
 from .wish import OURS, Failed, Wish, answered, is_automatic, limited, options_of, without_limit

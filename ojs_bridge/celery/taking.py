@@ -26,7 +26,6 @@ import functools
 import hashlib
 import logging
 import os
-import sys
 import time
 import uuid
 from contextlib import suppress
@@ -35,7 +34,6 @@ from itertools import islice
 from queue import Empty
 from typing import Any, Literal, TypeAlias
 
-from celery import Celery
 from kombu.transport.virtual import QoS
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
@@ -43,12 +41,13 @@ from kombu.utils.scheduling import priority_cycle, round_robin_cycle
 
 from ..adapters.presence import present_key, text_of
 from . import compat
-from .bell import Bell
 
 logger = logging.getLogger("ojs_bridge")
 
 #: Seconds after which an idle worker looks at its queues, though no bell has rung.
 _REST_SECONDS = 1.0
+#: Seconds in which Redis rings a bell that is tried.
+_RING_SECONDS = 1.0
 #: Seconds that it waits at one queue before it looks at all, priorities included, if Redis rings no bell.
 _WAIT_SECONDS = 0.5
 #: The codes of errors that pass: a master without replicas takes no writes, a replica waits for no message.
@@ -104,47 +103,8 @@ def keys_of(channel: Any) -> tuple[str, str, str]:
     return prefix + unacked, prefix + channel.unacked_index_key, f"{prefix}{unacked}_ojs_workers"
 
 
-def take_safely(app: Celery) -> None:
-    """Make an app's workers take a message from Redis and note that in the same step; works once.
-
-    A worker outlasts whatever Redis answers: it connects anew, and tries again. Kombu has it end with most
-    errors, though Redis may only be full, read-only or without its replicas for a while.
-    """
-    connect = app.connection_for_read
-    if hasattr(connect, "ojs_takes"):
-        return
-    owed: dict[str, None] = {}
-
-    @functools.wraps(connect)
-    def connection_for_read(*args: Any, **options: Any) -> Any:
-        connection = connect(*args, **options)
-        create = compat.create_transport(connection)
-        if _is_redis(connection.get_transport_cls()):
-            from redis import ResponseError
-
-            connection.connection_errors = (*connection.connection_errors, ResponseError)
-
-        def create_transport() -> Any:
-            transport = create()
-            if _is_redis(type(transport)):
-                transport.Channel, transport.ojs_owed = _taking(transport.Channel), owed
-                transport.connection_errors = connection.connection_errors
-            return transport
-
-        compat.create_transport.set(connection, create_transport)
-        return connection
-
-    connection_for_read.ojs_takes = True  # type: ignore[attr-defined]
-    app.connection_for_read = connection_for_read
-
-
-def _is_redis(transport: type[Any]) -> bool:
-    module = sys.modules.get("kombu.transport.redis")
-    return module is not None and issubclass(transport, module.Transport)
-
-
 @functools.cache
-def _taking(channel: Any) -> Any:
+def taking(channel: Any) -> Any:
     """Return a subclass of kombu's channel, or of the user's, that takes messages in the bridge's way."""
     replaced = {compat.can_consume.name: Owing._ojs_may_consume}
     qos = type(channel.QoS.__name__, (Owing, channel.QoS), replaced)
@@ -432,3 +392,58 @@ class Owing:
                 take(_take_keys(self.channel), ["", this_worker(), 0, 0, 0, *owed])
             for delivery_tag in owed:
                 self.ojs_owed.pop(delivery_tag, None)
+
+
+class Bell:
+    """Rings when a list changes that a channel has found empty, by what Redis calls client tracking.
+
+    Redis tells a second connection when a key changes that the channel's own connection has asked to be told
+    of. Kombu's poller takes the bell for a channel with that second connection.
+    """
+
+    def __init__(self, channel: Any) -> None:
+        from redis import Redis
+
+        # Its own object, or redis-py would give the connection back to the pool.
+        self._client = Redis(connection_pool=channel.pool, single_connection_client=True)
+        self.connection = compat.client_connection(self._client)
+        self._number = self._client.client_id()
+        self._cycle = channel.connection.cycle
+        self.qos, self.handlers = self, {"BELL": self.hear}
+        #: Whether it rings for the channel's connection, which may be another one later.
+        self.is_set = False
+        self.rang = False
+        self._say(self.connection, "SUBSCRIBE", "__redis__:invalidate")
+        compat.register(self._cycle)(self, self, "BELL")
+
+    def set(self, connection: Any, key: str) -> bool:
+        """Let it ring for a connection; return whether it rings when a key is tried."""
+        self._say(connection, "CLIENT", "TRACKING", "ON", "REDIRECT", self._number, "OPTIN")
+        self._say(connection, "CLIENT", "CACHING", "YES")
+        self._say(connection, "EVAL", "return redis.call('LINDEX', KEYS[1], -1)", 1, key)
+        self._say(connection, "RPUSH", key, "")
+        self._say(connection, "DEL", key)
+        self.is_set = self.connection.can_read(timeout=_RING_SECONDS)
+        return self.is_set
+
+    def _say(self, connection: Any, *words: object) -> None:
+        compat.send_command(connection)(*words)
+        connection.read_response(push_request=True)
+
+    def can_consume(self) -> bool:
+        """Return True: kombu's poller asks before it lets a channel read."""
+        return True
+
+    def hear(self, *_: str) -> None:
+        """Read all that Redis has told; kombu's poller calls it."""
+        self.rang = True
+        while self.connection.can_read(timeout=0):
+            self.connection.read_response(push_request=True)
+
+    def close(self) -> None:
+        """Ring no more."""
+        compat.unregister(self._cycle)(self, self, "BELL")
+        owners = compat.fd_to_chan(self._cycle)
+        for descriptor in [fd for fd, (owner, _) in owners.items() if owner is self]:
+            del owners[descriptor]
+        self.connection.disconnect()

@@ -6,8 +6,7 @@ import base64
 import functools
 import json
 import re
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, TypeAlias
@@ -19,7 +18,6 @@ from kombu.entity import Queue, binding
 from kombu.serialization import dumps, loads, registry
 from kombu.utils import json as kombu_json
 
-from ..engine.reservations import UNTOLD
 from ..errors import InvalidState, Unpublishable
 from ..messages import CREATED, HEADER
 from ..rules.job import Job, count_of, decoded
@@ -38,18 +36,25 @@ _PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode")
 DELAY_PREFIX = re.compile(r"^(?:[01]\.){28}")
 #: Kombu's JSON marks a value of another type with this.
 _KOMBUS_OWN = '"__type__"'
-#: The transports that keep the tag of a message. Others name it anew at each delivery, as by a receipt.
-_TAGS_KEPT = frozenset(
-    f"kombu.transport.{name}"
-    for name in (
-        *("redis", "memory", "filesystem", "sqlalchemy", "mongodb", "pgmq"),
-        *("azureservicebus", "azurestoragequeues", "consul", "etcd", "pyro", "zookeeper"),
-    )
-)
-#: The places of what Amazon's SQS and Google's Pub/Sub call a message.
-_NAMES = (("sqs_message", "MessageId"), ("gcpubsub_message", "message_id"))
 #: The exchanges from which RabbitMQ delivers what it has delayed.
 DELAYED = "celery_delayed_"
+#: Headers that the broker added to a delivery; a message that goes on must not claim them.
+BROKER_HEADERS = frozenset(
+    {
+        "redelivered",
+        "x-acquired-count",
+        "x-death",
+        "x-delivery-count",
+        "x-first-death-exchange",
+        "x-first-death-queue",
+        "x-first-death-reason",
+        "x-last-death-exchange",
+        "x-last-death-queue",
+        "x-last-death-reason",
+    }
+)
+#: The headers that say in which trace a job was first sent; they travel unmodified.
+TRACE_CONTEXT = frozenset({"traceparent", "tracestate", "baggage"})
 
 #: The arguments of a run, by place and by name.
 Arguments: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
@@ -71,36 +76,35 @@ class Wire:
     queue: str = ""
 
 
-def carried(message: Any, body: Any, headers: Mapping[str, Any] | None, app: Celery) -> Carried:
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message as it came, or, with changed headers, as it goes on.
+
+    `parameters` are the names of what its task takes. An eager retry has the signature by which it runs.
+    """
+
+    wire: Wire
+    changes: Mapping[str, Any] | None = None
+    parameters: Iterable[str] = ()
+    signature: Any = None
+
+    def kept(self) -> dict[str, Any]:
+        """Return the message as the store keeps it."""
+        wire = self.wire
+        if self.changes is not None:
+            wire = replace(wire, headers={**wire.headers, **self.changes, "eta": None})
+        return {**to_json(wire), "parameters": [*self.parameters]}
+
+
+def carried(
+    message: Any, body: Any, headers: Mapping[str, Any] | None, app: Celery, publication: str = ""
+) -> Carried:
     """Return the parts of a received message that its request has not; they are not copied."""
     content_type, encoding = message.content_type, message.content_encoding
     if not isinstance(body, (bytes, str)):
         name = compat.type_to_name(registry).get(content_type, app.conf.task_serializer)
         content_type, encoding, body = _dumps_if_possible(body, name)
-    headers = message.headers if headers is None else headers
-    if isinstance(message.delivery_tag, str):
-        is_kept = message.channel is None or type(message.channel).__module__ in _TAGS_KEPT
-        publication = message.delivery_tag if is_kept else _publication(message)
-    else:
-        # RabbitMQ gives none that stays the same when it delivers a message again.
-        publication = "" if (message.delivery_info or {}).get("redelivered") else uuid.uuid4().hex
-    return body, content_type, encoding, headers, publication
-
-
-def _publication(message: Any) -> str:
-    """Return what a transport calls a message at each delivery, its tag if that is kept; else UNTOLD."""
-    if keeps_tags(type(message.channel)):
-        return str(message.delivery_tag)
-    info = message.delivery_info or {}
-    for place, name in _NAMES:
-        if isinstance(info.get(place), Mapping) and info[place].get(name):
-            return str(info[place][name])
-    return UNTOLD
-
-
-def keeps_tags(channel: type[Any]) -> bool:
-    """Return whether a transport delivers a message under the tag that it was published with."""
-    return any(kind.__module__ in _TAGS_KEPT for kind in channel.__mro__)
+    return body, content_type, encoding, message.headers if headers is None else headers, publication
 
 
 def delivered(app: Celery, parts: Carried, properties: Mapping[str, Any], info: Mapping[str, Any]) -> Wire:

@@ -26,8 +26,18 @@ from ..rules.job import Header, Job
 from ..rules.policy import LARGEST, RetryPolicy
 from . import compat
 from .native import LONGEST, attempts, automatic, autoretry_for
-from .sending import BROKER_HEADERS, TRACE_CONTEXT
-from .wire import DELAY_PREFIX, DELAYED, EAGER_RETRIES, Arguments, Wire, arguments_of, queue_of, time_in
+from .wire import (
+    BROKER_HEADERS,
+    DELAY_PREFIX,
+    DELAYED,
+    EAGER_RETRIES,
+    TRACE_CONTEXT,
+    Arguments,
+    Wire,
+    arguments_of,
+    queue_of,
+    time_in,
+)
 
 logger = logging.getLogger("ojs_bridge")
 

@@ -18,20 +18,14 @@ from celery import Celery, Task, bootsteps, signals
 from celery.apps.worker import Worker
 from celery.worker import state
 
-from ..bridge import Bridge
-from ..config.settings import fetches_reliably
 from ..engine.runs import Lost
 from ..engine.threads import keep_going
-from ..errors import ConfigurationError
 from . import compat
 from .holding import note_stop
 from .installation import attach, check_task, installation, is_bridged, task_policy
 from .native import unreadable
 from .receiving import check_canary
-from .sending import visibility_timeout
-from .taking import take_safely
 from .task import leave_native
-from .wire import keeps_tags
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -47,12 +41,6 @@ SAID, ASKED, FORCED = 2, 4, 6
 _PATIENCE = 10.0
 #: The exit status of a worker that ended itself: a temporary failure, so that supervisors start it anew.
 _STATUS = os.EX_TEMPFAIL
-
-#: The timeouts of each kind of connection; other brokers are not watched.
-_TIMEOUTS = {
-    "amqp": {"read_timeout": _PATIENCE, "write_timeout": _PATIENCE},
-    "redis": {"socket_timeout": _PATIENCE, "socket_connect_timeout": _PATIENCE},
-}
 #: Arguments of queues whose messages the broker may keep from a free worker.
 _UNEVEN = ("x-single-active-consumer", "x-priority")
 
@@ -137,21 +125,10 @@ def check_app(app: Celery, *, is_program: bool = False) -> None:
     check_canary(app)
     bridge = attach(app)
     _check_acknowledgements(app)
-    _check_visibility(app, bridge)
+    for caveat in installation(app).source.caveats(bridge):
+        logger.warning("%s", caveat)
     dead_queue = "`<queue>.dead` on the broker, where `Bridge.broker_letters` finds them"
     bridge.engine.try_store(dead_queue, is_program=is_program)
-    _check_copies(app, bridge)
-
-
-def _check_copies(app: Celery, bridge: Bridge) -> None:
-    transport = app.connection_for_read().transport
-    is_virtual = transport.driver_type not in ("amqp", "sqs", "gcpubsub")
-    if bridge.store is not None and is_virtual and not keeps_tags(transport.Channel):
-        logger.warning(
-            "%s names a message anew at each delivery: a copy that comes when its job has ended is a new "
-            "job, and a job whose worker was killed comes back when the broker gives it out again",
-            type(transport).__name__,
-        )
 
 
 def fit_frameworks(app: Celery) -> None:
@@ -159,25 +136,10 @@ def fit_frameworks(app: Celery) -> None:
 
     Raises ConfigurationError for a missing name without which jobs may be lost.
     """
-    uses = _uses(app)
-    compat.check_names(uses)
-    if compat.FETCH in uses:
-        take_safely(app)
-    elif compat.REDIS in uses:
-        logger.warning("reliable_fetch is off: a killed worker may lose a job that Redis has just given it")
-
-
-def _uses(app: Celery) -> set[str]:
-    uses = set()
-    if _consumes_from_redis(app):
-        uses |= {compat.REDIS, compat.FETCH} if fetches_reliably() else {compat.REDIS}
-    if str(app.conf.result_backend or "").startswith(("redis", "sentinel")):
-        uses.add(compat.RESULTS)
-    return uses
-
-
-def _consumes_from_redis(app: Celery) -> bool:
-    return bool(app.connection_for_read().transport.driver_type == "redis")
+    source = installation(app).source
+    on_redis = str(app.conf.result_backend or "").startswith(("redis", "sentinel"))
+    compat.check_names(source.needs | ({compat.RESULTS} if on_redis else set()))
+    source.take_safely()
 
 
 def _check_acknowledgements(app: Celery) -> None:
@@ -192,20 +154,30 @@ def _check_acknowledgements(app: Celery) -> None:
         )
 
 
-def _check_visibility(app: Celery, bridge: Bridge) -> None:
-    if not _consumes_from_redis(app):
-        return
-    seconds = visibility_timeout(app)
-    if seconds <= 0:
-        raise ConfigurationError(f"visibility_timeout: {seconds!r} must be greater than zero seconds")
-    longest = bridge.settings.park_after.total_seconds()
-    if bridge.store is not None and seconds < longest:
-        logger.warning(
-            "visibility_timeout is %g s, less than park_after, %g s: retries wait in Redis for longer than "
-            "it lets them, and travel in hops; set park_after below it",
-            seconds,
-            longest,
-        )
+class KeepsMessages(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Keeps the messages that a worker has from other workers, where the broker gives them out again."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, consumer: Any, **options: Any) -> None:
+        super().__init__(consumer, **options)
+        reservations = attach(consumer.app).engine.reservations
+        self._visibility = installation(consumer.app).source.visibility(consumer, reservations)
+
+    def start(self, consumer: Any) -> None:
+        """Begin, or go on with a new connection."""
+        if self._visibility is not None:
+            self._visibility.connected(consumer.task_consumer.channel)
+
+    def stop(self, consumer: Any) -> None:
+        """Go on: the worker connects anew, or a warm shutdown waits for running jobs."""
+
+    def shutdown(self, _: Any) -> None:
+        """End with the worker."""
+        if self._visibility is not None:
+            self._visibility.end()
+
+    terminate = shutdown
 
 
 class ConsumerWatch(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -246,7 +218,7 @@ class ConsumerWatch(bootsteps.StartStopStep):  # type: ignore[misc]
         self._over = threading.Event()
         if not consumer.pool.uses_semaphore:
             keep_going("ojs-runs", functools.partial(self._look, consumer, self._over))
-        if self._hears and consumer.connection.transport.driver_type in _TIMEOUTS:
+        if self._hears and installation(consumer.app).source.timeouts:
             keep_going("ojs-watch", functools.partial(self._watch, consumer, self._over))
 
     def stop(self, consumer: Any) -> None:
@@ -289,7 +261,7 @@ class ConsumerWatch(bootsteps.StartStopStep):  # type: ignore[misc]
         takes, self._takes = self._takes, False
         if takes or not _is_free(consumer):
             return None
-        return _filled(consumer.app, consumer.connection.transport.driver_type)
+        return _filled(consumer.app)
 
 
 def _is_free(consumer: Any) -> bool:
@@ -303,12 +275,11 @@ def _is_free(consumer: Any) -> bool:
     return not limited and not full and jobs < places
 
 
-def _filled(app: Celery, driver: str) -> str | None:
+def _filled(app: Celery) -> str | None:
     """Return a queue that has messages for this worker; a new connection asks the broker."""
     queues = [queue for queue in app.amqp.queues.consume_from.values() if _is_for_all(queue)]
-    with app.connection_for_read(
-        connect_timeout=_PATIENCE, transport_options=_TIMEOUTS[driver]
-    ) as connection:
+    timeouts = dict.fromkeys(installation(app).source.timeouts, _PATIENCE)
+    with app.connection_for_read(connect_timeout=_PATIENCE, transport_options=timeouts) as connection:
         for queue in queues:
             try:
                 if connection.channel().queue_declare(queue.name, passive=True).message_count:

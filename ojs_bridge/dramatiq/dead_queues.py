@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,15 +13,15 @@ import dramatiq
 from dramatiq.broker import Broker, MessageProxy
 from dramatiq.common import q_name, xq_name
 
+from ..adapters.dead_queues import QueuesOnRabbitMQ, claimed_on_redis, found_letter
 from ..bridge import Bridge
 from ..engine.layers import TaskPolicy
 from ..errors import Unreachable
 from ..messages import HEADER, parameters_of
-from ..operations.broker_letters import await_turn, claimed_on_redis, found_letter, renewed, tell_if_hidden
 from ..rules.failures import Failure
 from ..rules.job import ErrorEntry, Job, count_of
 from ..store import Letter, from_ms
-from .brokers import NOT_FOUND, depth_of, error_in_words, is_known, is_rabbitmq, is_redis, outages
+from .brokers import error_in_words, is_known, is_rabbitmq, is_redis, outages
 from .compat import dead_letters_by_queue, dead_of, message_in, messages_of, parameters
 from .delivery import is_dropped
 from .translate import FRAMEWORK, bare_job, job_of, original, time_of
@@ -31,7 +30,6 @@ logger = logging.getLogger("ojs_bridge")
 
 #: A message in a dead queue: its bytes, but on StubBroker the message itself.
 Held: TypeAlias = bytes | MessageProxy
-_LOCKED = 405
 #: How many messages are read from Redis at a time.
 READ = 500
 
@@ -247,31 +245,21 @@ class _OnRedis:
 
 
 class _OnRabbitMQ:
-    """The dead queues of RabbitmqBroker: a reader holds each message that it has read until it is done."""
+    """The dead queues of RabbitmqBroker."""
 
     def __init__(self, broker: Any) -> None:
         self._broker = broker
 
     def read(self, queues: Sequence[str], most: int) -> list[tuple[Held, datetime | None]]:
-        held: list[tuple[Held, datetime | None]] = []
+        held: list[bytes] = []
         with self._connection() as connection:
             for queue in queues:
-                with _looking(connection, xq_name(queue)) as messages:
-                    before = len(held)
-                    while len(held) < most and (got := next(messages, None)):
-                        held.append((got[1], None))
-                if len(held) > before:
-                    tell_if_hidden(xq_name(queue), functools.partial(depth_of, connection, xq_name(queue)))
-        return held
+                held += _Queues(connection).read(xq_name(queue), most - len(held))
+        return [(body, None) for body in held]
 
     def take(self, queue: str, is_it: Callable[[Held], bool], then: Callable[[], object]) -> bool:
-        with self._connection() as connection, _looking(connection, xq_name(queue)) as messages:
-            for acknowledge, body in messages:
-                if is_it(body):
-                    then()
-                    acknowledge()
-                    return True
-        return False
+        with self._connection() as connection:
+            return _Queues(connection).take(xq_name(queue), is_it, then)
 
     def _connection(self) -> Any:
         import pika
@@ -279,62 +267,40 @@ class _OnRabbitMQ:
         return pika.BlockingConnection(parameters(self._broker))
 
 
-@contextmanager
-def _looking(connection: Any, name: str) -> Iterator[Iterator[tuple[Callable[[], None], bytes]]]:
-    """Give the messages of a queue, the oldest first, each with the function that acknowledges it.
+class _Queues(QueuesOnRabbitMQ[bytes]):
+    """Dead queues as pika reads them."""
 
-    Messages that are not acknowledged go back. A queue that does not exist is empty.
-    """
-    await_turn(lambda: _has_turn(connection, name))
-    channel = connection.channel()
-
-    def messages() -> Iterator[tuple[Callable[[], None], bytes]]:
+    def __init__(self, connection: Any) -> None:
         from pika.exceptions import ChannelClosedByBroker
 
-        while True:
-            try:
-                method, properties, body = channel.basic_get(name)
-            except ChannelClosedByBroker as error:
-                if error.reply_code == NOT_FOUND:
-                    return
-                raise
-            if method is None:
-                return
-            if _is_renewed(channel, name, properties, body):
-                channel.basic_ack(method.delivery_tag)
-                continue
-            yield functools.partial(channel.basic_ack, method.delivery_tag), body
+        self.connection = connection
+        self.errors = (ChannelClosedByBroker,)
 
-    try:
-        yield messages()
-    finally:
-        if channel.is_open:
-            # For RabbitMQ 4.3 closing alone is a failed delivery, which a quorum queue may delay.
-            channel.basic_nack(0, multiple=True, requeue=True)
-            channel.close()
+    def get(self, channel: Any, name: str) -> Any:
+        """Return the next message of a queue, its method, its properties and its body, or None."""
+        message = channel.basic_get(name)
+        return None if message[0] is None else message
 
+    def shown(self, _: Any, message: Any) -> bytes:
+        """Return the body of a message."""
+        body: bytes = message[2]
+        return body
 
-def _is_renewed(channel: Any, name: str, properties: Any, body: bytes) -> bool:
-    """Publish a message anew that was delivered often; return whether that was done."""
-    from pika.exceptions import NackError
+    def delete(self, channel: Any, message: Any) -> None:
+        """Acknowledge a message."""
+        channel.basic_ack(message[0].delivery_tag)
 
-    headers = renewed(properties.headers or {})
-    if headers is None:
-        return False
-    properties.headers = headers
-    channel.confirm_delivery()
-    try:
+    def put_back(self, channel: Any) -> None:
+        """Put back what was not acknowledged."""
+        channel.basic_nack(0, multiple=True, requeue=True)
+
+    def headers_of(self, message: Any) -> Mapping[str, Any]:
+        """Return the headers of a message."""
+        return message[1].headers or {}
+
+    def publish(self, channel: Any, name: str, message: Any, headers: dict[str, Any]) -> None:
+        """Publish a message with other headers, and wait until RabbitMQ has confirmed it."""
+        _, properties, body = message
+        properties.headers = headers
+        channel.confirm_delivery()
         channel.basic_publish("", name, body, properties)
-    except NackError:  # the queue is full, and keeps the message in its old place
-        return False
-    return True
-
-
-def _has_turn(connection: Any, name: str) -> bool:
-    from pika.exceptions import ChannelClosedByBroker
-
-    try:
-        connection.channel().queue_declare(f"{name}.ojs", exclusive=True)
-    except ChannelClosedByBroker as error:
-        return bool(error.reply_code != _LOCKED)
-    return True

@@ -3,52 +3,25 @@
 from __future__ import annotations
 
 import logging
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime
-from typing import Any
 
 from typing_extensions import Unpack
 
 from ..engine.context import Context
 from ..engine.events import deleted, replayed
-from ..engine.keeping import letter_of
-from ..engine.runs import Changes, Override, Refuse, Run
-from ..engine.storage_retry import pause
-from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState, LetterNotFound
-from ..rules.decision import EXPIRED, Cause, DeadLettered
-from ..rules.failures import Failure
-from ..rules.job import Job, parse_time
-from ..rules.policy import RetryPolicy
+from ..engine.runs import Changes, Override
+from ..errors import ConfigurationError, LetterNotFound
+from ..rules.job import Job
 from ..store import EVERYTHING, Fields, Filter, Letter, Page, to_ms
 from .audit import Audit, uninterrupted
-from .letters import CLAIM_SECONDS, is_among, page_size, says, shown
+from .letters import is_among, page_size, says, shown
 from .replaying import job_of, publisher_of, send
 
 logger = logging.getLogger("ojs_bridge")
 
 #: The most letters of each framework that are read.
 MOST = 10_000
-#: For how many seconds at most a reader of a dead queue on RabbitMQ waits for another reader.
-PATIENCE = 5.0
-#: The headers in which RabbitMQ counts the deliveries of a quorum queue's message, which it drops at a limit,
-#: and the count at which a reader publishes a message anew, so that it begins at zero.
-_COUNT, _COUNTS, _OFTEN = "x-delivery-count", ("x-delivery-count", "x-acquired-count"), 5
-#: The warning of a dead queue on RabbitMQ that hides what was read, and for how long it may take to show it.
-_HIDDEN = (
-    "%s hides the dead letters that were read: another reader has them, or its delayed-retry-type is all or "
-    "returned, and they come back after its delay; exclude dead queues from such a policy"
-)
-_SHOWN_SECONDS = 1.0
-_UNLOCK = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end"
-#: The cause of a job's end, where its error type alone tells the cause.
-_CAUSES: dict[str, Cause] = {
-    EXPIRED: "expired",
-    InvalidState.type: "invalid",
-    InvalidRetryPolicy.type: "invalid",
-}
 
 
 class BrokerLetters:
@@ -155,82 +128,6 @@ class BrokerLetters:
         }
         in_time = sorted(whole.values(), key=lambda entry: str(entry.get("timestamp")))
         return replace(letter, errors=tuple(in_time)) if kept else letter
-
-
-def found_letter(
-    run: Run | Refuse, framework: str, message: Mapping[str, Any], *, at: datetime | None, now: datetime
-) -> Letter:
-    """Return the letter of a job that was found in a dead queue, where it has been since `at`, if known.
-
-    `run` is the run that the bridge would begin for the message, or its refusal.
-    """
-    job = run.job
-    decision, policy = (
-        (run.decision, RetryPolicy()) if isinstance(run, Refuse) else (_decision_of(job), run.policy)
-    )
-    at = at or _last_failure(job) or job.created_at or now
-    return letter_of(job, decision, policy, framework, message, job.errors, at=at)
-
-
-@contextmanager
-def claimed_on_redis(client: Any, lock: str) -> Iterator[bool]:
-    """Give whether the lock of a message on Redis was free; then no other reader has it for a minute.
-
-    A reader that had it before may have deleted the message.
-    """
-    token = uuid.uuid4().hex
-    is_ours = bool(client.set(lock, token, nx=True, px=int(CLAIM_SECONDS * 1000)))
-    try:
-        yield is_ours
-    finally:
-        if is_ours:
-            client.eval(_UNLOCK, 1, lock, token)
-
-
-def await_turn(has_turn: Callable[[], bool]) -> None:
-    """Wait until no other reader looks through a queue on RabbitMQ: a reader hides the messages it holds.
-
-    `has_turn` declares an exclusive queue, which belongs to the connection and goes with it; it returns False
-    while another reader has that. A reader that waits in vain reads all the same: nothing is lost.
-    """
-    waited = 0.0
-    while waited < PATIENCE and not has_turn():
-        pause(0.1)
-        waited += 0.1
-
-
-def renewed(headers: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the headers of a message on RabbitMQ to publish it anew; None unless it was delivered often."""
-    if headers.get(_COUNT, 0) < _OFTEN:
-        return None
-    return {name: value for name, value in headers.items() if name not in _COUNTS}
-
-
-def tell_if_hidden(name: str, count: Callable[[], int]) -> None:
-    """Warn of a queue that has given its messages out, taken them back, and counts none of them."""
-    waited = 0.0
-    while not count():
-        if waited > _SHOWN_SECONDS:
-            logger.warning(_HIDDEN, name)
-            return
-        pause(0.1)
-        waited += 0.1
-
-
-def _decision_of(job: Job) -> DeadLettered:
-    """Return the decision that ended a job, as far as its message tells."""
-    last = job.errors[-1] if job.errors else {}
-    failure = Failure(str(last.get("type") or "Unknown"), str(last.get("message") or ""))
-    reason = f"attempt {job.attempt} was its last, and it was found in the broker's dead queue"
-    cause = "handler" if last.get("code") == "DEAD_LETTER" else _CAUSES.get(failure.type, "exhausted")
-    return DeadLettered(cause, failure, reason)
-
-
-def _last_failure(job: Job) -> datetime | None:
-    try:
-        return parse_time(str(job.errors[-1].get("timestamp"))) if job.errors else None
-    except ValueError:
-        return None
 
 
 def _place(letter: Letter) -> tuple[int, str]:

@@ -246,7 +246,8 @@ def _in_memory(app: Celery, connection: Connection, clock: Clock) -> Iterator[No
     }
     cls, eager = type(app), app.conf.task_always_eager
     pools = ((compat.app_pool, app), (compat.producer_pool, app.amqp))
-    before = [name(owner) for name, owner in pools]
+    before, brokers = [name(owner) for name, owner in pools], installation(app).__dict__
+    found = {role: brokers.pop(role, None) for role in ("broker", "source")}
     for name, owner in pools:
         name.set(owner, None)
     app.__class__ = type(cls.__name__, (cls,), {"__module__": cls.__module__, **attributes})
@@ -256,6 +257,10 @@ def _in_memory(app: Celery, connection: Connection, clock: Clock) -> Iterator[No
     finally:
         app.conf.task_always_eager = eager
         app.__class__ = cls
+        for role, broker in found.items():
+            brokers.pop(role, None)
+            if broker is not None:
+                brokers[role] = broker
         for (name, owner), pool in zip(pools, before, strict=True):
             name.set(owner, pool)
         for group in (producers, connections):

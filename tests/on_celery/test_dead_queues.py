@@ -18,9 +18,8 @@ from kombu import Exchange, Queue
 
 from ojs_bridge import Bridge, Discard
 from ojs_bridge.celery import install, ojs_task
-from ojs_bridge.celery.installation import attach, task_policy
-from ojs_bridge.celery.sending import Outgoing, bury, is_buried, publish
-from ojs_bridge.celery.wire import Wire, carried, delivered, from_json
+from ojs_bridge.celery.installation import attach, installation, task_policy
+from ojs_bridge.celery.wire import Outgoing, Wire, carried, delivered, from_json
 from ojs_bridge.errors import Unreachable, Unroutable
 from ojs_bridge.rules.decision import RetryAt
 from ojs_bridge.rules.job import Job
@@ -75,7 +74,9 @@ def die(app: Celery, *args: Any, raised: Exception | None = None, **options: Any
         job = bridge.engine.carrying.after(job, decision)
         if not isinstance(decision, RetryAt):
             break
-    bury(app, wire, {"retries": job.attempt, "ojs": bridge.engine.keeping.last_header(job).text})
+    installation(app).broker.bury(
+        wire, {"retries": job.attempt, "ojs": bridge.engine.keeping.last_header(job).text}
+    )
     return job_id
 
 
@@ -260,12 +261,16 @@ def test_a_message_that_no_queue_takes_is_not_published(
     wire, now = from_json(attach(app).broker_letters.get(job).message), datetime.now(timezone.utc)
     with app.connection_for_write() as connection:
         connection.default_channel.queue_delete(unique)
-    publish(app, Outgoing(wire), now, now + timedelta(seconds=delay) if delay else None)
+    installation(app).broker.publish(Outgoing(wire), now, now + timedelta(seconds=delay) if delay else None)
     assert [found.headers["id"] for found in sent(app)] == [job]
     if not options:
         with pytest.raises(Unroutable):
-            publish(app, Outgoing(replace(wire, exchange="amq.topic", routing_key="nowhere", queue="")), now)
-        publish(app, Outgoing(wire), now)  # the answer to the last message is not taken for this one's
+            installation(app).broker.publish(
+                Outgoing(replace(wire, exchange="amq.topic", routing_key="nowhere", queue="")), now
+            )
+        installation(app).broker.publish(
+            Outgoing(wire), now
+        )  # the answer to the last message is not taken for this one's
         assert [found.headers["id"] for found in sent(app)] == [job]
     app.close()
 
@@ -278,10 +283,10 @@ def test_a_message_that_kombus_table_leads_nowhere_reaches_its_queue(valkey: Any
     (found,) = sent(app)
     wire = replace(found, exchange=exchange.name, routing_key="some.key")
     now = datetime.now(timezone.utc)
-    publish(app, Outgoing(wire), now)
+    installation(app).broker.publish(Outgoing(wire), now)
     with app.connection_for_write() as connection:
         connection.default_channel.client.delete(f"_kombu.binding.{exchange.name}")
-    publish(app, Outgoing(wire), now)
+    installation(app).broker.publish(Outgoing(wire), now)
     assert [one.headers["id"] for one in sent(app)] == [job, job]
     app.close()
 
@@ -328,7 +333,7 @@ def test_a_refusal_is_told_from_an_outage(valkey: Any, guarded: str, unique: str
         install(app, Bridge(**bridge))
         wire = Wire("[[], {}, {}]", "application/json", "utf-8", {"id": "j", "task": "t"}, queue=queue)
         try:
-            return is_buried(attach(app).engine, app, wire, {}, can_wait=True)
+            return installation(app).broker.is_buried(attach(app).engine, wire, {}, can_wait=True)
         finally:
             app.close()
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import celery
 import pytest
 
-from ojs_bridge.celery.ends import Hold, Kept, Unsettled
-from ojs_bridge.celery.holding import portable
+from ojs_bridge.celery.ends import Hold, Kept, Unsettled, portable
 from ojs_bridge.celery.wire import Wire
 from ojs_bridge.rules.decision import DeadLettered
 from ojs_bridge.rules.failures import Failure

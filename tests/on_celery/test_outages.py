@@ -21,7 +21,8 @@ from kombu import Producer
 from kombu.exceptions import OperationalError
 
 from ojs_bridge import Bridge, StorageRetry
-from ojs_bridge.celery import install, sending
+from ojs_bridge.celery import install
+from ojs_bridge.celery.installation import installation
 from tests.contract.steps import Step, dies, raises, retries, sleeps
 from tests.on_celery.by_hand import by_hand, natively
 from tests.on_celery.fleet import Fleet
@@ -48,7 +49,7 @@ def test_a_channel_that_an_outage_has_closed_is_an_outage(valkey: Valkey, unique
     channel.close()
 
     def publish() -> None:
-        with sending.confirmed_producer(app) as producer:
+        with installation(app).broker.producer() as producer:
             producer.publish({}, routing_key=unique, exchange="", retry=True, retry_policy={"max_retries": 2})
 
     with pytest.raises(OperationalError, match="was closed"):

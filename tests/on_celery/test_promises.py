@@ -11,9 +11,9 @@ import pytest
 from celery import Celery
 
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy
-from ojs_bridge.celery import OJSTask, install, ojs_task, sending
+from ojs_bridge.celery import OJSTask, install, ojs_task
 from ojs_bridge.celery.ends import Over, telling
-from ojs_bridge.celery.installation import task_policy
+from ojs_bridge.celery.installation import installation, task_policy
 from ojs_bridge.celery.run import is_the_tasks_own, undisturbed
 
 
@@ -102,7 +102,7 @@ def test_rabbitmq_confirms_what_the_bridge_publishes(
 ) -> None:
     """A user who says otherwise is obeyed, and what Celery itself publishes is left as it was."""
     app = Celery("confirmed", broker=rabbitmq_url, set_as_current=False, broker_transport_options=given)
-    with sending.confirmed_producer(app) as producer, app.producer_or_acquire() as stock:
+    with installation(app).broker.producer() as producer, app.producer_or_acquire() as stock:
         assert bool(producer.channel.connection.confirm_publish) is confirms
         assert not stock.channel.connection.confirm_publish
     assert app.conf.broker_transport_options == given

@@ -18,8 +18,8 @@ from celery.concurrency.gevent import TaskPool
 from kombu import Consumer, Message
 
 from ojs_bridge.celery import taking
+from ojs_bridge.celery.installation import installation
 from ojs_bridge.celery.on_redis import give_back_strays
-from ojs_bridge.celery.taking import take_safely
 from tests.contract.steps import sleeps
 from tests.on_celery.fleet import Fleet
 from tests.servers import Proxy, Valkey, eventually
@@ -136,7 +136,7 @@ def test_what_could_not_be_acknowledged_is_when_redis_is_back(separate: Callable
     """If not, its place among the prefetched messages would stay taken while the worker lives."""
     with Valkey() as server:
         fleet = separate(broker=server.url)
-        take_safely(fleet.app)
+        installation(fleet.app).source.take_safely()
         fleet.send("act", "it works")
         with fleet.app.connection_for_read() as connection:
             queue = fleet.app.amqp.queues[fleet.settings.queue](connection.default_channel)
@@ -189,7 +189,7 @@ def test_a_job_that_is_cancelled_with_its_connection_is_there_when_redis_is_back
 @pytest.fixture
 def consumer(fleet: Fleet) -> Iterator[Consumer]:
     """A consumer of eight messages that has room for five, and whose loop goes on."""
-    take_safely(fleet.app)
+    installation(fleet.app).source.take_safely()
     for n in range(8):
         fleet.send("act", str(n))
     with fleet.app.connection_for_read() as connection:
@@ -274,7 +274,7 @@ def test_a_redis_that_rings_no_bell_loses_nothing_and_every_queue_is_consumed(st
 def resting(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Consumer, list[str]]]:
     """A consumer of two empty queues that waits for the bell alone, and the ids of what it has taken."""
     monkeypatch.setattr(taking, "_REST_SECONDS", 3600)
-    take_safely(fleet.app)
+    installation(fleet.app).source.take_safely()
     names = [fleet.settings.queue, f"{fleet.settings.queue}-other"]
     taken: list[str] = []
 

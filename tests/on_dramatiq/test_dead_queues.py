@@ -17,10 +17,9 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.common import dq_name, xq_name
 
-from ojs_bridge import Bridge, ConfigurationError, LetterNotFound, StorageRetry, open_store
+from ojs_bridge import Bridge, ConfigurationError, LetterNotFound, StorageRetry, adapters, open_store
 from ojs_bridge.dramatiq import dead_queues, install
 from ojs_bridge.errors import Unreachable, Unroutable
-from ojs_bridge.operations import broker_letters
 from tests.on_dramatiq.conftest import url_of
 from tests.on_dramatiq.fleet import Fleet, Sent, broker_of, dead_messages
 from tests.on_dramatiq.test_dead_letters import graveless
@@ -51,7 +50,7 @@ def bury(fleet: Fleet, *jobs: Sent) -> None:
 def test_many_operators_publish_each_letter_once_on_a_slow_broker(
     broker: dramatiq.Broker, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_letters, "PATIENCE", 30.0)
+    monkeypatch.setattr(adapters.dead_queues, "PATIENCE", 30.0)
     fleet = Fleet(broker, unique)
     actor = fleet.actor(succeeds_later(1), ojs_retry=ONCE)
     jobs = [fleet.send(actor) for _ in range(6)]

@@ -19,7 +19,6 @@ from ....celery import compat, install
 from ....celery.install import why_native
 from ....celery.installation import installation, is_bridged, task_policy
 from ....celery.native import explicit, options_as_policy
-from ....celery.sending import visibility_timeout
 from ....celery.wire import is_fanout
 from ....config.policies import EntryFields
 from ....engine.events import Event
@@ -50,9 +49,6 @@ from .. import (
 )
 from .native import Fleet, Reading, autoretries, read
 
-_ON_REDIS = ("redis", "sentinel", "valkey")
-#: RabbitMQ's default wait for an acknowledgement, in seconds.
-_CONSUMER_TIMEOUT = 1800.0
 #: The policy of a task that runs once, and the attempts of a protected one.
 ONCE, ATTEMPTS = {"max_attempts": 1}, 3
 PROTECTED = "acks_late: a job whose worker is killed runs again, as often as its policy says, and is not lost"
@@ -152,7 +148,8 @@ def _hazards(app: Celery, reading: Reading) -> Iterator[Hazard]:
         yield Hazard("broadcast", "its queue is a fanout: its broadcasts stay native, a copy for each worker")
     if reading.native.runs != NOT_KNOWN:
         yield from _of_limits(reading)
-        yield from _of_long_waits(app, reading)
+        if hazard := installation(app).source.long_wait(_longest(reading)):
+            yield Hazard(*hazard)
         yield from _of_time(app, reading)
     yield from _of_options(app, task)
 
@@ -177,29 +174,6 @@ def _of_limits(reading: Reading) -> Iterator[Hazard]:
     elif not reading.is_retried and explicit(task, "max_retries"):
         text = f"max_retries={task.max_retries} is never read: nothing retries the task, it runs once"
         yield Hazard("unused-max-retries", text)
-
-
-def _of_long_waits(app: Celery, reading: Reading) -> Iterator[Hazard]:
-    broker, longest, until = _transport(app), _longest(reading), visibility_timeout(app)
-    if broker.startswith(_ON_REDIS) and longest > until:
-        yield Hazard(
-            "beyond-visibility-timeout",
-            f"a retry may wait {spoken(longest)}, longer than Redis keeps a message from other workers "
-            f"(visibility_timeout, {spoken(until)}): the job is delivered again and runs more than once",
-        )
-    if broker.endswith("amqp") and longest > _CONSUMER_TIMEOUT:
-        yield Hazard(
-            "beyond-consumer-timeout",
-            f"a retry may wait {spoken(longest)}, longer than RabbitMQ's consumer_timeout, "
-            f"{spoken(_CONSUMER_TIMEOUT)} by default: before RabbitMQ 4.3 it closes the channel, and "
-            "the worker ends; on quorum queues Celery 5.5 and newer has RabbitMQ wait instead",
-        )
-
-
-def _transport(app: Celery) -> str:
-    """Return the scheme of the app's broker, whose package may be missing."""
-    urls = app.conf.broker_read_url or "amqp://"
-    return str(urls if isinstance(urls, str) else urls[0]).split(":")[0]
 
 
 def _longest(reading: Reading) -> float:
