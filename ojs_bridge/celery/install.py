@@ -11,10 +11,9 @@ from celery import Celery, Task, current_app
 from celery.local import Proxy
 from celery.result import AsyncResult
 
-from ..adapters.canary import Canary, Percentages
+from ..adapters.terms import InFlight, Percentages, Terms
 from ..bridge import Bridge
 from ..config.policies import MISNAMED, PoliciesOrFile, misnamed
-from ..config.settings import InFlight, begins_afresh, the_policies
 from ..engine.layers import RetryOn, RetryOnLike
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..messages import RETRY_OPTION
@@ -74,13 +73,10 @@ def install(
     InvalidRetryPolicy, and ConfigurationError for an app that already has another bridge, for what is not a
     percentage and for another `in_flight`.
     """
-    if bridge is not None and not isinstance(bridge, Bridge):
-        raise ConfigurationError(f"install: {bridge!r} is no Bridge; policies have the name policies=")
-    named, partly, afresh = the_policies(policies), Canary(canary), begins_afresh(in_flight)
+    terms = Terms.of("install", bridge, policies, canary, in_flight)
     bridge = attach(app, bridge or Bridge())
     own = installation(app)
-    own.is_installed, own.policies, own.canary = True, named, partly
-    own.begins_afresh, own.adopt = afresh, _adopt
+    own.is_installed, own.terms, own.adopt = True, terms, _adopt
     _adopt_new_tasks(app)
     for name, declared in own.declared.items():
         check_whole(app, name, declared)
@@ -123,7 +119,7 @@ def _adopt(task: Task, app: Celery) -> None:
     """Put a registered task under the bridge if a policy names it; its own class stays its base."""
     if getattr(task, "ojs_bridged", False) or _LEFT in vars(task) or task.name.startswith("celery."):
         return
-    installed = installation(app).policies.of(task.name)
+    installed = installation(app).terms.policies.of(task.name)
     if installed is None and getattr(task, RETRY_OPTION, None) is None:
         return
     why, outside = unreadable(task), outside_of(task)
@@ -312,7 +308,7 @@ def ojs_task(
             return _shared(fun, base, settings)
         own = prepare(app)
         full_name = options.get("name") or app.gen_task_name(fun.__name__, fun.__module__)
-        if own.policies.is_named:
+        if own.terms.policies.is_named:
             check_whole(app, full_name, retry)
         elif own.bridge:
             try:

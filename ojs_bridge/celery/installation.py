@@ -8,7 +8,7 @@ import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -17,12 +17,11 @@ from celery import Celery, Task
 from celery.exceptions import SoftTimeLimitExceeded
 from kombu.connection import Connection
 
-from ..adapters.canary import Canary
+from ..adapters.terms import Canary, Terms
 from ..bridge import Bridge
 from ..config.policies import MISNAMED, Installed, Policies, misnamed
 from ..config.settings import the_retry
-from ..engine.engine import Engine
-from ..engine.layers import Layers, RetryOn, TaskPolicy
+from ..engine.layers import Layers, TaskPolicy
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..messages import CREATED, HEADER, RETRY_OPTION
 from ..rules.failures import TIMEOUT, WORKER_DEATH, Mapped
@@ -70,13 +69,10 @@ class Installation:
     bridge: Bridge | None = None
     #: Whether the app reads `ojs_retry`, and has the steps of its worker.
     is_prepared: bool = False
-    #: Whether `install` was called; its policies and its canary, and how it adopts a task.
+    #: Whether `install` was called; its terms, and how it adopts a task.
     is_installed: bool = False
-    policies: Policies = Policies(None)  # noqa: RUF009 - it is immutable
-    canary: Canary | None = None
+    terms: Terms = Terms(Policies(None), Canary(100))  # noqa: RUF009 - it is immutable
     adopt: Callable[[Task, Celery], None] | None = None
-    #: Whether jobs in flight begin at attempt 1.
-    begins_afresh: bool = False
     #: The policies of its `@ojs_task` by name: their tasks may be made later.
     declared: dict[str, AnyPartial | None] = field(default_factory=dict)
     #: The settings of its tasks, and the tasks that are checked, by name.
@@ -174,7 +170,16 @@ def task_policy(app: Celery, task: Task | None) -> TaskPolicy:
     kept = own.settings.get(task.name)
     if kept is None or kept.task is not task or kept.options != options:
         try:
-            policy = resolved(attach(app).engine, task, own.policies, task.ojs_native)
+            said = getattr(task, RETRY_OPTION, None), getattr(task, "ojs_retry_on", None)
+            layers = own.terms.policies.layers("task", task.name, task.ojs_native or Layers(), *said)
+            policy = attach(app).engine.task(
+                layers,
+                errors=getattr(task, "ojs_errors", None),
+                reserved=WORKER_ERRORS,
+                afresh=own.terms.begins_afresh,
+            )
+        except InvalidRetryPolicy as error:
+            raise error.under(f"task {task.name}") from None
         except TypeError as error:
             if kept is None or kept.task is not task:
                 raise
@@ -182,31 +187,6 @@ def task_policy(app: Celery, task: Task | None) -> TaskPolicy:
             policy = kept.policy
         kept = own.settings[task.name] = Settings(task, options, policy)
     return kept.policy
-
-
-def resolved(engine: Engine, task: Any, policies: Policies, native: Layers | None) -> TaskPolicy:
-    """Return a task's settings: the app's, Celery's options, `install`'s and its own, in this order.
-
-    Raises InvalidRetryPolicy and ConfigurationError.
-    """
-    said = getattr(task, "ojs_retry_on", None)
-    own = None if said is None else RetryOn(said, f"task {task.name}: ojs_retry_on")
-    native, installed = native or Layers(), policies.of(task.name) or Installed()
-    layers = replace(
-        native,
-        install=installed.policies,
-        task=getattr(task, "ojs_retry", None),
-        retry_on=own or installed.retry_on or native.retry_on,
-    )
-    try:
-        return engine.task(
-            layers,
-            errors=getattr(task, "ojs_errors", None),
-            reserved=WORKER_ERRORS,
-            afresh=installation(task.app).begins_afresh,
-        )
-    except InvalidRetryPolicy as error:
-        raise error.under(f"task {task.name}") from None
 
 
 def _read_retry_option(app: Celery) -> None:
@@ -290,7 +270,7 @@ def check_whole(app: Celery, name: str, own: AnyPartial | None) -> None:
     A process whose app has no bridge knows the default policy of the settings only. Raises
     InvalidRetryPolicy.
     """
-    bridge, installed = bridge_of(app), installation(app).policies.of(name) or Installed()
+    bridge, installed = bridge_of(app), installation(app).terms.policies.of(name) or Installed()
     default = bridge.settings.retry if bridge else the_retry()
     try:
         check_errors(Layers(app=default, install=installed.policies, task=own).policy())

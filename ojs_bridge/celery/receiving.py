@@ -16,7 +16,7 @@ from celery import Celery, Task
 from celery.exceptions import InvalidTaskError
 from kombu.exceptions import ContentDisallowed, DecodeError
 
-from ..adapters.canary import Canary
+from ..adapters.terms import Canary
 from ..engine.events import harmless
 from ..engine.storage_retry import at_once, is_of_process
 from ..engine.threads import AGAIN
@@ -233,15 +233,13 @@ class Outside:
 
 def outside_of(task: Task) -> Outside | None:
     """Return the jobs of a task that are outside its app's canary; None where all are under the bridge."""
-    canary = installation(task.app).canary
-    return None if canary is None or canary.covers_all(task.name) else Outside(canary, task)
+    canary = installation(task.app).terms.canary
+    return None if canary.covers_all(task.name) else Outside(canary, task)
 
 
 def check_canary(app: Celery) -> None:
     """Say in the log which jobs are under the bridge already; ConfigurationError for what names no task."""
-    canary = installation(app).canary
-    if canary is None:
-        return
+    canary = installation(app).terms.canary
     installed = [task for task in app.tasks.values() if "ojs_outside" in vars(type(task))]
     canary.check([task.name for task in installed], f"installed task of the app {app.main!r}")
     if any(task.ojs_outside for task in installed):

@@ -114,7 +114,7 @@ def check_app(app: Celery, *, is_program: bool = False) -> None:
 
     The worker of `celery worker` is a program; that of a test is not.
     """
-    installation(app).policies.check(app.tasks, f"task of the app {app.main!r}")
+    installation(app).terms.policies.check(app.tasks, f"task of the app {app.main!r}")
     for task in app.tasks.values():
         # Options may have been set since the task was taken over.
         if hasattr(task, "ojs_taken_from") and (why := unreadable(task)):

@@ -8,11 +8,11 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from ..engine.layers import RetryOn, RetryOnLike
+from ..engine.layers import Layers, RetryOn, RetryOnLike
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..rules.notations import check_pattern, matches
 from ..rules.policy import AnyPartial, PolicyFields, RetryPolicy, check_errors, check_partial
@@ -147,6 +147,17 @@ class Policies:
             retry_on = entry.retry_on or retry_on
             acks_late = acks_late if entry.acks_late is None else entry.acks_late
         return Installed([entry.policy for entry in entries], retry_on, acks_late)
+
+    def layers(
+        self, kind: str, name: str, native: Layers, own: AnyPartial | None, retry_on: RetryOnLike | None
+    ) -> Layers:
+        """Return all that is said of a task: its native options, `install`'s and its own, in this order.
+
+        The `kind` is what its framework calls a task. Raises ConfigurationError for an invalid `retry_on`.
+        """
+        installed = self.of(name) or Installed()
+        said = installed.retry_on if retry_on is None else RetryOn(retry_on, f"{kind} {name}: ojs_retry_on")
+        return replace(native, install=installed.policies, task=own, retry_on=said or native.retry_on)
 
     @property
     def acks_late(self) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
+from typing import Any, TypeVar, cast
 
 from ..engine import events
 from ..engine.heartbeat import SUSPICION
@@ -31,9 +31,6 @@ from ..store import PATIENCE_SECONDS, Store, open_store, without_password
 from .policies import MISNAMED, Policies, PoliciesOrFile, load, read_toml
 
 logger = logging.getLogger("ojs_bridge")
-
-#: The native retries of a job from before the bridge count as attempts; or not, if they exceed its policy.
-InFlight: TypeAlias = Literal["counted", "afresh"]
 
 _PREFIX = "OJS_BRIDGE_"
 _PYPROJECT = "pyproject.toml"
@@ -112,13 +109,6 @@ def the_policies(policies: PoliciesOrFile | None) -> Policies:
 def fetches_reliably() -> bool:
     """Return whether a Celery worker uses the bridge's reliable way to take messages from Redis."""
     return _either(layered()["reliable_fetch"])
-
-
-def begins_afresh(in_flight: InFlight) -> bool:
-    """Return whether jobs in flight beyond their limit begin afresh; raises ConfigurationError."""
-    if in_flight not in get_args(InFlight):
-        raise ConfigurationError(f"in_flight: {in_flight!r} must be 'counted' or 'afresh'")
-    return in_flight == "afresh"
 
 
 def _store(given: Given, namespace: str, reservation: timedelta) -> Store | None:

@@ -6,7 +6,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
 from numbers import Real
@@ -17,11 +17,10 @@ from dramatiq.middleware import Retries
 from dramatiq.middleware.middleware import MiddlewareError
 from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF, DEFAULT_MIN_BACKOFF
 
-from ..adapters.canary import Canary, Percentages
+from ..adapters.terms import Terms
 from ..bridge import Bridge
-from ..config.policies import MISNAMED, Installed, PoliciesOrFile, misnamed
-from ..config.settings import InFlight, begins_afresh, the_policies
-from ..engine.layers import INTERVALS, WAITS, Layers, NativeJitter, RetryOn, TaskPolicy, in_ojs
+from ..config.policies import MISNAMED, misnamed
+from ..engine.layers import INTERVALS, WAITS, Layers, NativeJitter, TaskPolicy, in_ojs
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
 from ..messages import RETRY_OPTION
 from ..rules.backoff import Rng
@@ -61,25 +60,12 @@ class BootError(MiddlewareError, ConfigurationError):
 
 
 class Actors:
-    """The policies of a broker's actors, and the canary, which says which of their jobs are under the bridge.
+    """The policies of a broker's actors; the canary says which of their jobs are under the bridge."""
 
-    Raises InvalidRetryPolicy for an invalid policy in `policies`, and ConfigurationError for an invalid
-    `canary` or `in_flight`.
-    """
-
-    def __init__(
-        self,
-        bridge: Bridge,
-        policies: PoliciesOrFile | None,
-        canary: Percentages | None = None,
-        in_flight: InFlight = "counted",
-    ) -> None:
-        self._bridge = bridge
-        self._afresh = begins_afresh(in_flight)
-        self._canary = Canary(canary)
+    def __init__(self, bridge: Bridge, terms: Terms) -> None:
+        self._bridge, self._terms = bridge, terms
         #: The actors of whose jobs the canary takes only a part.
         self._partly: set[str] = set()
-        self._policies = the_policies(policies)
         #: The policies by actor name; None for an actor that keeps the native retries.
         self.tasks: dict[str, TaskPolicy | None] = {}
         #: The shortest and the longest native waits by actor name, which a message may change one by one.
@@ -103,21 +89,29 @@ class Actors:
         make = functools.partial(self._new_message, actor, actor.message_with_options)
         actor.message_with_options = make  # type: ignore[method-assign]
         is_own = own is not None or said is not None
-        if not (is_own or self._canary.covers_all(name)):
+        if not (is_own or self._terms.canary.covers_all(name)):
             self._partly.add(name)
-        installed = self._policies.of(name)
-        if installed is None and not is_own:
+        if self._terms.policies.of(name) is None and not is_own:
             self.tasks[name] = None
             return
         waits = {**(self.stock or {}), **options}
         wrong = unreadable(options if self.stock is NO_RETRIES else waits)
-        if wrong and is_own:
-            raise InvalidOptions([f"actor {name}: {line}" for line in wrong.values()])
         if wrong:
-            self._leave_native(name, options, wrong)
+            self._leave_native(name, options, wrong, is_own=is_own)
             return
         self._backoffs[name] = {key: waits[key] for key in INTERVAL_OPTIONS & waits.keys()}
-        task = self.tasks[name] = self._resolved(name, options, installed or Installed())
+        try:
+            native = self._native(options) if own is None else Layers(options=options_as_policy(options))
+            task = self.tasks[name] = self._bridge.engine.task(
+                self._terms.policies.layers("actor", name, native, own, said),
+                errors=options.get(ERRORS_OPTION),
+                reserved=WORKER_ERRORS,
+                afresh=self._terms.begins_afresh,
+            )
+        except InvalidRetryPolicy as error:
+            raise InvalidOptions(error.under(f"actor {name}").problems) from None
+        except ConfigurationError as error:
+            raise BootError(f"actor {name}: {error}") from None
         if self.stock and self.stock.get("retry_when") is not None and task.layers.limit_is_native:
             options.setdefault("retry_when", self.stock["retry_when"])
         if options.get("retry_when") is not None:
@@ -146,29 +140,13 @@ class Actors:
         unknown = {name: value for name, value in options.items() if name not in known}
         return misnamed(unknown, RETRY_OPTION, ours=ours)
 
-    def _resolved(self, name: str, options: Mapping[str, Any], installed: Installed) -> TaskPolicy:
-        own, said = options.get(RETRY_OPTION), options.get(RETRY_ON_OPTION)
-        native = Layers(options=options_as_policy(options)) if own is not None else self._native(options)
-        policies, retry_on, _ = installed
-        try:
-            if said is not None:
-                retry_on = RetryOn(said, f"actor {name}: {RETRY_ON_OPTION}")
-            layers = replace(native, install=policies, task=own, retry_on=retry_on or native.retry_on)
-            return self._bridge.engine.task(
-                layers, errors=options.get(ERRORS_OPTION), reserved=WORKER_ERRORS, afresh=self._afresh
-            )
-        except InvalidRetryPolicy as error:
-            raise InvalidOptions(error.under(f"actor {name}").problems) from None
-        except ConfigurationError as error:
-            raise BootError(f"actor {name}: {error}") from None
-
     def task_of(self, message: Message[Any]) -> TaskPolicy | None:
         """Return the policy of a message's job; None if Dramatiq itself retries it."""
         name = message.actor_name
         task = self.tasks.get(name)
         if task is None or name not in self._partly:
             return task
-        return task if self._canary.covers(name, message.message_id) or _wishes(message) else None
+        return task if self._terms.canary.covers(name, message.message_id) or _wishes(message) else None
 
     def of_message(self, task: TaskPolicy, message: Message[Any]) -> TaskPolicy:
         """Return an actor's policy with the native options of a message; raises InvalidRetryPolicy.
@@ -239,20 +217,28 @@ class Actors:
         """
         moved = [name for name, task in self.tasks.items() if task is not None]
         try:
-            if self._policies.acks_late:
+            if self._terms.policies.acks_late:
                 raise ConfigurationError("policies: acks_late is an option of Celery's tasks alone")
-            self._policies.check(names, "actor of this broker")
+            self._terms.policies.check(names, "actor of this broker")
             for task in self.tasks.values():
                 if task is not None:
                     task.layers.retries.resolve()
-            self._canary.check(moved, "actor under the bridge")
+            self._terms.canary.check(moved, "actor under the bridge")
         except ConfigurationError as error:
             raise BootError(str(error)) from None
         if not self._partly.isdisjoint(moved):
-            logger.warning("canary: under the bridge are %s; Dramatiq itself retries the rest", self._canary)
+            canary = self._terms.canary
+            logger.warning("canary: under the bridge are %s; Dramatiq itself retries the rest", canary)
 
-    def _leave_native(self, name: str, options: dict[str, Any], wrong: Mapping[str, str]) -> None:
-        """Leave an actor to Dramatiq whose options cannot be read; it harms no other actor."""
+    def _leave_native(
+        self, name: str, options: dict[str, Any], wrong: Mapping[str, str], *, is_own: bool
+    ) -> None:
+        """Leave an actor to Dramatiq whose options cannot be read; it harms no other actor.
+
+        Raises InvalidOptions for one that has a policy of its own.
+        """
+        if is_own:
+            raise InvalidOptions([f"actor {name}: {line}" for line in wrong.values()])
         self.tasks[name] = None
         self._wrong[name] = f"it keeps the native retries, for {'; '.join(wrong.values())}"
         logger.warning("actor %s: %s", name, self._wrong[name])

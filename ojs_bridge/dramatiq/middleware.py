@@ -13,12 +13,11 @@ from dramatiq.broker import Broker, MessageProxy
 from dramatiq.common import q_name
 from dramatiq.middleware import GroupCallbacks, Middleware, Retries
 
-from ..adapters.canary import Percentages
 from ..adapters.presence import Presence
 from ..adapters.private_names import missing_vital
+from ..adapters.terms import InFlight, Percentages, Terms
 from ..bridge import Bridge
 from ..config.policies import MISNAMED, PoliciesOrFile
-from ..config.settings import InFlight
 from ..engine.events import strikes
 from ..engine.reservations import TakenOver
 from ..errors import ConfigurationError
@@ -80,11 +79,10 @@ class OJSRetries(Retries):
         in_flight: InFlight = "counted",
     ) -> None:
         super().__init__()
-        if bridge is not None and not isinstance(bridge, Bridge):
-            raise ConfigurationError(f"OJSRetries: {bridge!r} is no Bridge; policies have the name policies=")
+        terms = Terms.of("OJSRetries", bridge, policies, canary, in_flight)
         self.bridge = bridge or Bridge()
         #: The actors and their policies, for the plan.
-        self.actors = Actors(self.bridge, policies, canary, in_flight)
+        self.actors = Actors(self.bridge, terms)
         self._holding = Holding(self.bridge.engine.outage)
         self._runs = Runs(self.bridge, self.actors, self._holding)
         self._watches: dict[Any, Watch] = {}

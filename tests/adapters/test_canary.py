@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ojs_bridge import ConfigurationError
-from ojs_bridge.adapters.canary import VARIABLE, Canary
+from ojs_bridge.adapters.terms import VARIABLE, Canary
 
 percentages = st.one_of(st.integers(0, 100), st.floats(0, 100))
 job_ids = st.one_of(st.uuids().map(str), st.text())

@@ -13,7 +13,7 @@ from celery import Celery
 from dramatiq.brokers.stub import StubBroker
 
 from ojs_bridge import Bridge, RetryPolicy, StorageRetry
-from ojs_bridge.adapters.canary import Canary
+from ojs_bridge.adapters.terms import Canary
 from ojs_bridge.celery import install, ojs_task
 from ojs_bridge.celery.installation import task_policy
 from ojs_bridge.config.policies import Policies

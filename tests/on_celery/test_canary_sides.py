@@ -14,7 +14,7 @@ from celery import Celery, chain
 from celery.signals import task_failure
 
 from ojs_bridge import Bridge, ConfigurationError
-from ojs_bridge.adapters.canary import Canary
+from ojs_bridge.adapters.terms import Canary
 from ojs_bridge.celery import install, ojs_task
 from ojs_bridge.celery.worker import check_app
 from tests.contract.steps import an, calls_itself, raises, retries

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ojs_bridge.adapters.canary import Canary
+from ojs_bridge.adapters.terms import Canary
 from tests.on_celery.rolling import CANARY
 from tests.on_celery.rolling_fleet import MANY, Roll, Sent
 from tests.servers import Valkey, eventually

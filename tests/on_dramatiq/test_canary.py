@@ -19,7 +19,7 @@ from dramatiq.results import ResultFailure, Results
 from dramatiq.results.backends import StubBackend
 
 from ojs_bridge import Bridge, ConfigurationError, DeadLetter
-from ojs_bridge.adapters.canary import Canary
+from ojs_bridge.adapters.terms import Canary
 from ojs_bridge.dramatiq import OJSRetries, install
 from ojs_bridge.rules.job import format_time
 from tests.on_dramatiq.fleet import QUICK, dead_messages
@@ -228,7 +228,7 @@ def test_a_job_changes_sides_and_back_with_its_counter_in_step(
     """Native when the bridge has retried it, under the bridge when Dramatiq has."""
     canary = Changing(50)
     middleware = install(ledger.broker, bridge(tmp_path if stored else None), canary=50)
-    middleware.actors._canary = canary
+    middleware.actors._terms = replace(middleware.actors._terms, canary=canary)
     sides = [True, False, True, False, False, True, True]
     actor = ledger.actor("charge", fails=6, max_retries=9, min_backoff=1, max_backoff=1)
 

@@ -1,4 +1,4 @@
-"""The canary: the part of the jobs of installed tasks or actors that is under the bridge."""
+"""The terms of an `install`: its policies, and the canary, the part of the jobs that is under the bridge."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
+from typing_extensions import Self
+
+from ..bridge import Bridge
+from ..config.policies import Policies, PoliciesOrFile
+from ..config.settings import the_policies
 from ..errors import ConfigurationError
 from ..rules.notations import check_pattern, matches
 
@@ -15,6 +21,8 @@ from ..rules.notations import check_pattern, matches
 VARIABLE = "OJS_BRIDGE_CANARY"
 #: A percentage of all jobs, or name patterns, such as `billing.*`, and the percentage of each.
 Percentages: TypeAlias = "float | Mapping[str, float]"
+#: The native retries of a job from before the bridge count as attempts; or not, if they exceed its policy.
+InFlight: TypeAlias = Literal["counted", "afresh"]
 
 _BYTES = 8
 _PLACES = 1 << (8 * _BYTES)
@@ -78,6 +86,31 @@ class Canary:
         if not 0 <= value <= _WHOLE:
             raise ConfigurationError(f"{name}: {value!r} must be between 0 and 100")
         return value
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What an `install` says of the tasks or actors of its app or broker."""
+
+    policies: Policies
+    canary: Canary
+    begins_afresh: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        place: str,
+        bridge: object,
+        policies: PoliciesOrFile | None,
+        canary: Percentages | None,
+        in_flight: InFlight,
+    ) -> Self:
+        """Check the arguments of an `install`; raises InvalidRetryPolicy and ConfigurationError."""
+        if bridge is not None and not isinstance(bridge, Bridge):
+            raise ConfigurationError(f"{place}: {bridge!r} is no Bridge; policies have the name policies=")
+        if in_flight not in get_args(InFlight):
+            raise ConfigurationError(f"in_flight: {in_flight!r} must be 'counted' or 'afresh'")
+        return cls(the_policies(policies), Canary(canary), in_flight == "afresh")
 
 
 def _read(text: str) -> Percentages:
