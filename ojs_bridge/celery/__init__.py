@@ -21,6 +21,7 @@ from . import compat, installation
 from .ends import LostAttempt, RefusedJob
 from .install import install, ojs_task
 from .task import OJSTask
+from .wire import NAME
 
 __all__ = ["LostAttempt", "OJSTask", "RefusedJob", "install", "ojs_task"]
 
@@ -51,7 +52,7 @@ def _bridge_of(app: Celery) -> Bridge:
 
 
 FRAMEWORK = Framework(
-    name=installation.FRAMEWORK,
+    name=NAME,
     packages=frozenset({"celery", "kombu", "amqp", "billiard", "vine"}),
     kind=Celery,
     find=_find,

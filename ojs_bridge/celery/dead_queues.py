@@ -18,11 +18,9 @@ from ..messages import HEADER, parameters_of
 from ..rules.job import Job, count_of, decoded
 from ..store import Letter
 from . import compat
-from .wire import BROKER_HEADERS, Wire, carried, chain_of, delivered, time_in, to_json
+from .wire import BROKER_HEADERS, NAME, Wire, carried, chain_of, delivered, time_in, to_json
 
 logger = logging.getLogger("ojs_bridge")
-
-FRAMEWORK = "celery"
 
 
 def dead_name(queue: str) -> str:
@@ -103,7 +101,7 @@ class CeleryDeadQueues:
         engine = self._bridge.engine
         policy = self._policy_of(compat.task_in(self._app.tasks, bare.type))
         begun = engine.admit(decoded(wire.headers.get(HEADER), bare), bare, policy)
-        return found_letter(begun, FRAMEWORK, self._kept(wire), at=None, now=engine.now())
+        return found_letter(begun, NAME, self._kept(wire), at=None, now=engine.now())
 
     def _wire(self, message: Any, queue: str) -> Wire:
         """Return the wire form of a dead message, with the queue that it came from."""

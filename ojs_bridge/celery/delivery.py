@@ -42,8 +42,8 @@ from .ends import (
     portable,
     until_begun,
 )
-from .installation import FRAMEWORK, attach, installation, task_policy
-from .wire import KEY, OUTCOME, Carried, Wire, known
+from .installation import attach, installation, task_policy
+from .wire import KEY, NAME, OUTCOME, Carried, Wire, known
 from .wish import Wish, countdown_of, eager_signature, reason_of, until
 
 logger = logging.getLogger("ojs_bridge")
@@ -52,7 +52,7 @@ logger = logging.getLogger("ojs_bridge")
 class Delivery:
     """One delivery of a task, the engine's outlet: what is published for it, and how it ends."""
 
-    framework = FRAMEWORK
+    framework = NAME
 
     def __init__(self, task: Task, request: Any) -> None:
         self.own = installation(task.app)

@@ -30,10 +30,10 @@ from ..rules.policy import AnyPartial, check_errors
 from . import compat, dead_queues
 from .brokers import Broker, CeleryPublisher, RabbitMQ
 from .on_redis import Redis
+from .wire import NAME
 
 logger = logging.getLogger("ojs_bridge")
 
-FRAMEWORK = dead_queues.FRAMEWORK
 
 #: The options that hold signatures: jobs that are sent after this job.
 LATER = ("chain", "link", "link_error", "chord")
@@ -127,7 +127,7 @@ def attach(app: Celery, bridge: Bridge | None = None) -> Bridge:
         queues = dead_queues.CeleryDeadQueues(
             app, made, publisher.reaching, lambda task: task_policy(app, task)
         )
-        made.engine.register(FRAMEWORK, publisher, queues)
+        made.engine.register(NAME, publisher, queues)
         own.bridge = made
     if bridge is not None and bridge is not own.bridge:
         raise ConfigurationError(f"the Celery app {app.main!r} already has a bridge: give it one, once")
@@ -217,7 +217,7 @@ def _read_retry_option(app: Celery) -> None:
             return send_task(name, *args, **options)
         options["headers"] = carrier = dict(options.get("headers") or {})
         carrier.setdefault(CREATED, format_time(bridge.engine.now()))
-        with bridge.engine.instruments.sending(FRAMEWORK, name, _queue_of(app, name, args, options), carrier):
+        with bridge.engine.instruments.sending(NAME, name, _queue_of(app, name, args, options), carrier):
             return send_task(name, *args, **options)
 
     app.send_task = send_task_with_policy

@@ -25,7 +25,8 @@ from ..rules.failures import MAX_MESSAGE, cut, nests_deeper, safe_repr
 from ..rules.job import MAX_DEPTH, Job, count_of, decoded
 from . import compat
 from . import wire as wires
-from .installation import FRAMEWORK, attach, installation
+from .installation import attach, installation
+from .wire import NAME
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -163,7 +164,7 @@ def _is_kept(task: Task, message: Any, error: Exception) -> bool:
             # A dead letter is found by its id.
             letter = wires.Outgoing(wire, parameters=parameters_of(task.run)) if refused.job.id else None
             ended = engine.carrying.after(refused.job, refused.decision)
-            if not engine.keeping.is_buried(refused, ended, refused.decision, FRAMEWORK, letter):
+            if not engine.keeping.is_buried(refused, ended, refused.decision, NAME, letter):
                 installation(app).broker.is_buried(engine, wire, {}, can_wait=True)
         engine.settling.settle(refused, refused.decision)
         harmless(refused.job, task.backend.mark_as_failure, refused.job.id, error)

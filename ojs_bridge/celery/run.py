@@ -39,8 +39,9 @@ from ..rules.job import Job
 from . import compat
 from .delivery import Delivery, outcome_asked, task_outcome
 from .ends import Again, End, Kept, Over, Unsettled, reopen_chord, shown_exception, telling, until_begun
-from .installation import FRAMEWORK, task_policy
+from .installation import task_policy
 from .native import AUTORETRYING
+from .wire import NAME
 from .wish import OURS, Failed, Wish, answered, is_automatic, limited, options_of, without_limit
 
 _SOFT_TIMEOUT = compat.soft_timeout_signal(pool)
@@ -84,7 +85,7 @@ class TaskRun:
                     end = until_begun(struck) if is_kept else self._safely(self._out_of_time, struck)
                     raise telling(task, request, end) from None
         if engine.instruments.all and self.begun is not None:
-            enter = functools.partial(engine.instruments.running, FRAMEWORK, self.begun, delivery.headers)
+            enter = functools.partial(engine.instruments.running, NAME, self.begun, delivery.headers)
             return run_within(enter, self._run, body, args, kwargs)
         return self._run(body, args, kwargs)
 

@@ -23,6 +23,8 @@ from ..messages import CREATED, HEADER
 from ..rules.job import Job, count_of, decoded
 from . import compat
 
+#: The framework's name, in a letter, and where an engine knows its publishers.
+NAME = "celery"
 #: The property in which a request takes its message along to the process that runs the task.
 KEY = "ojs_wire"
 #: The property with a decision that could not be carried out yet.

@@ -26,6 +26,7 @@ from .installation import attach, check_task, installation, is_bridged, task_pol
 from .native import unreadable
 from .receiving import check_canary
 from .task import leave_native
+from .wire import NAME
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -64,7 +65,7 @@ class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
         """Begin to publish parked retries."""
         app = worker.app
         bridge = attach(app)
-        bridge.start("celery", lambda: [*app.amqp.queues.consume_from])
+        bridge.start(NAME, lambda: [*app.amqp.queues.consume_from])
         if isinstance(worker, Worker) and (heart := bridge.engine.reservations.heart):
             note_stop(worker, heart)
 

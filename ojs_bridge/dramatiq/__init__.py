@@ -15,8 +15,7 @@ from dramatiq import Broker, get_broker
 from ..adapters import Framework
 from . import compat
 from .middleware import OJSRetries, bridge_of, install
-from .translate import FRAMEWORK as _NAME
-from .translate import LostAttempt, Refused
+from .translate import NAME, LostAttempt, Refused
 
 __all__ = ["LostAttempt", "OJSRetries", "Refused", "bridge_of", "install"]
 
@@ -35,7 +34,7 @@ def _find(name: str, setting_up: bool) -> Any:
 
 
 FRAMEWORK = Framework(
-    name=_NAME,
+    name=NAME,
     packages=frozenset({"dramatiq"}),
     kind=Broker,
     find=_find,

@@ -24,7 +24,7 @@ from ..store import Letter, from_ms
 from .brokers import error_in_words, is_known, is_rabbitmq, is_redis, outages
 from .compat import dead_letters_by_queue, dead_of, message_in, messages_of, parameters
 from .delivery import is_dropped
-from .translate import FRAMEWORK, bare_job, job_of, original, time_of
+from .translate import NAME, bare_job, job_of, original, time_of
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -79,7 +79,7 @@ class DramatiqDeadQueues:
         kept["parameters"] = [*parameters_of(actor.fn)] if actor else []
         task = self._tasks.get(message.actor_name) or engine.task()
         begun = engine.admit(job_of(message, bare), bare, task)
-        return found_letter(begun, FRAMEWORK, kept, at=at, now=engine.now())
+        return found_letter(begun, NAME, kept, at=at, now=engine.now())
 
 
 def _read(held: Held) -> tuple[dramatiq.Message[Any], dict[str, Any]] | None:

@@ -42,7 +42,7 @@ from .on_redis import present
 from .publishing import SENT, WISHING, DramatiqPublisher, add_headers, carry_wishes, sending_on, tell_apart
 from .run import Runs
 from .stops import Stops
-from .translate import FRAMEWORK
+from .translate import NAME
 from .watch import Watch, remember
 
 logger = logging.getLogger("ojs_bridge")
@@ -142,7 +142,7 @@ class OJSRetries(Retries):
             # The worker begins to consume a little later.
             return {*map(q_name, consumer_threads(worker) or broker.get_declared_queues())}
 
-        self.bridge.start(FRAMEWORK, queues)
+        self.bridge.start(NAME, queues)
         self.bridge.engine.start_threads()
         if is_redis(broker):
             self._presences[worker] = present(broker, self.bridge.engine.reservations, queues)
@@ -199,7 +199,7 @@ class OJSRetries(Retries):
         """Turn `ojs_retry` options into `ojs` headers; raises InvalidRetryPolicy before anything is sent."""
         instruments = self.bridge.engine.instruments
         if instruments.all and SENT.isdisjoint(message.options):
-            sending = instruments.sending(FRAMEWORK, message.actor_name, message.queue_name, message.options)
+            sending = instruments.sending(NAME, message.actor_name, message.queue_name, message.options)
             sending.__enter__()
             self._sending.within = message.message_id, sending
         if HEADER in message.options and self.bridge.store:
@@ -248,7 +248,7 @@ class OJSRetries(Retries):
         self._swapped = True
         use_dead_queues_as_they_are(broker)
         dead_queues = DramatiqDeadQueues(broker, self.bridge, self.actors.tasks)
-        self.bridge.engine.register(FRAMEWORK, DramatiqPublisher(broker, self.bridge), dead_queues)
+        self.bridge.engine.register(NAME, DramatiqPublisher(broker, self.bridge), dead_queues)
         stock = [m for m in broker.middleware if type(m) is Retries]
         if not stock:
             return

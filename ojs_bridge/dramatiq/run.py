@@ -50,7 +50,7 @@ from .delivery import (
 from .holding import GiveUp, Holding, is_old
 from .publishing import READ, WISHING, NotSent, Outgoing, can_carry, carry_wishes, send_on
 from .translate import (
-    FRAMEWORK,
+    NAME,
     LostAttempt,
     Refused,
     bare_job,
@@ -170,7 +170,7 @@ class Runs:
 class ActorRun:
     """One delivery under the bridge, and its outlet; the engine decides, the run carries out."""
 
-    framework, can_wait, at_once = FRAMEWORK, True, False
+    framework, can_wait, at_once = NAME, True, False
     parts = property(lambda self: parts_of(self._proxy))
     unreachable = (NotSent, StoreError)
 
@@ -217,7 +217,7 @@ class ActorRun:
         delivery.is_judged, delivery.end = False, self.end
         if self._engine.instruments.all and isinstance(begun, Run):
             options = message_in(self._proxy).options
-            delivery.within = self._engine.instruments.running(FRAMEWORK, begun, options)
+            delivery.within = self._engine.instruments.running(NAME, begun, options)
             delivery.within.__enter__()
         return begun
 

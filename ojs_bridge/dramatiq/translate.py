@@ -37,7 +37,8 @@ from .compat import message_in
 
 logger = logging.getLogger("ojs_bridge")
 
-FRAMEWORK = "dramatiq"
+#: The framework's name, in a letter, and where an engine knows its publishers.
+NAME = "dramatiq"
 
 #: The error types that the spec reserves for the runtime.
 WORKER_ERRORS: dict[type[BaseException], Mapped] = {TimeLimitExceeded: TIMEOUT, Shutdown: "shutdown"}

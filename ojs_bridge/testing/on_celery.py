@@ -30,7 +30,8 @@ from kombu.utils.functional import LRUCache
 
 from ..celery import compat
 from ..celery.delivery import task_outcome
-from ..celery.installation import FRAMEWORK, installation, is_bridged, task_policy
+from ..celery.installation import installation, is_bridged, task_policy
+from ..celery.wire import NAME
 from ..celery.worker import settle_success
 from ..engine.layers import TaskPolicy
 from ..engine.runs import Run
@@ -88,7 +89,7 @@ def worker_of(app: Celery, agenda: Agenda) -> Iterator[CeleryWorker]:
 class CeleryWorker:
     """Stands for Celery's worker, consumer, pool and timer; it runs one task at a time."""
 
-    framework = FRAMEWORK
+    framework = NAME
     event_dispatcher = None
     connection_errors = channel_errors = ()
     disable_rate_limits = True

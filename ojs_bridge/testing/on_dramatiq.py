@@ -28,7 +28,7 @@ from ..dramatiq import OJSRetries, compat
 from ..dramatiq.delivery import listening
 from ..dramatiq.middleware import bridge_of
 from ..dramatiq.publishing import sending_on
-from ..dramatiq.translate import FRAMEWORK, outcome
+from ..dramatiq.translate import NAME, outcome
 from ..engine.layers import TaskPolicy
 from ..engine.runs import Run
 from ..messages import HEADER
@@ -130,7 +130,7 @@ def worker_of(broker: Broker, agenda: Agenda) -> Iterator[DramatiqWorker]:
 class DramatiqWorker:
     """Dramatiq's own worker, whose threads never start: the thread of the test does their work."""
 
-    framework = FRAMEWORK
+    framework = NAME
 
     def __init__(self, broker: MemoryBroker) -> None:
         self.worker = Worker(broker, worker_timeout=0, worker_threads=1)
