@@ -12,17 +12,6 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 #: The most words of a sentence, and the most that the sentences of a page have on average.
 LONGEST, AVERAGE = 45, 30
-#: Sentences that readers did not understand at first reading.
-GONE = (
-    "own granularity",
-    "stand in for each other",
-    "an attempt whose worker died counts",
-    "so that what comes and goes",
-    "as a sender's is, is believed",
-    "when it had not yet read that the job had begun",
-    "It counts as a whole",
-)
-
 FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 LINK = re.compile(r"!?\[([^\]]*)\](?:\([^)]*\)|\[[^\]]*\])")
@@ -67,13 +56,6 @@ def test_the_sentences_of_a_page_are_short(page: Path) -> None:
     counted = [words for words in lengths.values() if words]
     assert [sentence for sentence, words in lengths.items() if words > LONGEST] == []
     assert sum(counted) <= AVERAGE * len(counted)
-
-
-def test_the_hard_sentences_are_gone() -> None:
-    """From the pages and from the package."""
-    for path in (*PAGES, *(ROOT / "ojs_bridge").rglob("*.py")):
-        text = " ".join(path.read_text("utf-8").split())
-        assert [hard for hard in GONE if hard in text] == [], path
 
 
 def test_what_a_sentence_is() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -12,7 +13,7 @@ from typing import Any
 import pika
 import pytest
 
-from ojs_bridge import DeadLetter, LetterNotFound
+from ojs_bridge import DeadLetter, LetterNotFound, adapters
 from ojs_bridge.errors import Unreachable
 from tests.contract.conftest import FLEETS
 from tests.contract.fleet import Fleet, end
@@ -115,7 +116,14 @@ def test_they_are_deleted(fleet: Fleet) -> None:
     eventually(lambda: fleet.events(jobs[1])[-1].type == "dead_letter.deleted", what="the event of the end")
 
 
-def test_many_operators_publish_each_letter_once(fleet: Fleet) -> None:
+@pytest.mark.parametrize("seconds", [0.0, 0.05])
+def test_many_operators_publish_each_letter_once(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """On a slow broker, too."""
+    monkeypatch.setattr(adapters.dead_queues, "PATIENCE", 30.0)
+    slow = Slow(fleet.bridge.engine.context.publishers[fleet.framework], seconds)
+    monkeypatch.setitem(fleet.bridge.engine.context.publishers, fleet.framework, slow)
     jobs = [bury(fleet, raises(OSError), "ok", policy=ONCE) for _ in range(6)]
     together = threading.Barrier(4)
 
@@ -133,6 +141,18 @@ def test_many_operators_publish_each_letter_once(fleet: Fleet) -> None:
     assert {end(fleet, job, nth=2).type for job in jobs} == {"job.completed"}
     assert [len(fleet.runs(job)) for job in jobs] == [2] * 6
     assert ids(fleet) == []
+
+
+class Slow:
+    """A publisher whose broker takes so many seconds."""
+
+    def __init__(self, publisher: Any, seconds: float) -> None:
+        self.knows, self._publisher, self._seconds = publisher.knows, publisher, seconds
+
+    def republish(self, *letter: Any) -> None:
+        """Wait, and publish."""
+        time.sleep(self._seconds)
+        self._publisher.republish(*letter)
 
 
 class Down:

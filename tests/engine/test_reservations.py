@@ -245,28 +245,6 @@ def test_a_worker_that_lives_is_left_alone_though_its_connection_was_lost(
 
 
 @pytest.mark.requirement("RET-12")
-def test_a_worker_of_an_earlier_release_is_left_alone_though_its_connection_was_lost(
-    bridges: list[Bridge], quick: timedelta
-) -> None:
-    """It ends no suspicion, and a rolling deploy has workers of both releases."""
-    bridge, _ = bridges
-    now = bridge.engine.now()
-    bridge.store.reservations.reserve(
-        Reservation(JOB.key, JOB.fence),
-        publication="",
-        holder="host:1:0a1b2c3d4e5f6071",
-        mark="its",
-        now=now,
-        until=now + LONG,
-    )
-    until_then = time.monotonic() + 2 * quick.total_seconds()
-    while time.monotonic() < until_then:
-        left_alone = begin(bridge, JOB, redelivered=True)
-        assert isinstance(left_alone, Postpone)
-        assert left_alone.at - bridge.engine.now() > quick
-
-
-@pytest.mark.requirement("RET-12")
 def test_a_main_process_that_lost_its_connection_speaks_for_its_children(
     bridges: list[Bridge], quick: timedelta
 ) -> None:

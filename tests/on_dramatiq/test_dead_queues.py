@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +13,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.common import dq_name, xq_name
 
-from ojs_bridge import Bridge, ConfigurationError, LetterNotFound, StorageRetry, adapters, open_store
+from ojs_bridge import Bridge, ConfigurationError, StorageRetry, open_store
 from ojs_bridge.dramatiq import dead_queues, install
 from ojs_bridge.errors import Unreachable, Unroutable
 from tests.on_dramatiq.conftest import url_of
@@ -45,41 +41,6 @@ def bury(fleet: Fleet, *jobs: Sent) -> None:
         for job in jobs:
             fleet.end(job)
             eventually(lambda job=job: fleet.dead(job))
-
-
-def test_many_operators_publish_each_letter_once_on_a_slow_broker(
-    broker: dramatiq.Broker, unique: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(adapters.dead_queues, "PATIENCE", 30.0)
-    fleet = Fleet(broker, unique)
-    actor = fleet.actor(succeeds_later(1), ojs_retry=ONCE)
-    jobs = [fleet.send(actor) for _ in range(6)]
-    bury(fleet, *jobs)
-    broker.add_middleware(Slow())
-    together = threading.Barrier(4)
-
-    def replay() -> list[str]:
-        done = []
-        for job in jobs:
-            together.wait(90)
-            with suppress(LetterNotFound):
-                done.append(fleet.bridge.broker_letters.replay(job.id).id)
-        return done
-
-    with ThreadPoolExecutor(4) as pool:
-        replayed = [i for each in [pool.submit(replay) for _ in range(4)] for i in each.result()]
-    assert sorted(replayed) == sorted(job.id for job in jobs)
-    with fleet.working(threads=2):
-        assert {fleet.end(job, nth=2).type for job in jobs} == {"job.completed"}
-    assert [len(job.runs) for job in jobs] == [2] * 6
-
-
-class Slow(dramatiq.Middleware):
-    """A middleware that makes the broker slow to publish."""
-
-    def before_enqueue(self, broker: Any, message: Any, delay: Any) -> None:
-        """Wait."""
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("kind", ["redis", "rabbitmq"])

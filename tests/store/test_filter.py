@@ -1,4 +1,4 @@
-"""The one filter: checked when it is made, and read as an earlier version has written it."""
+"""The one filter: checked when it is made, written as JSON and read again."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_it_is_checked_when_it_is_made(fields: Any, error: str) -> None:
         assert str(raised.value) == error
 
 
-def test_what_the_version_before_has_written_is_read_and_written_alike() -> None:
+def test_what_is_written_is_read_and_written_alike() -> None:
     where = Filter.from_json(WRITTEN)
     assert (where.queue, where.text, where.since) == (
         "mail",

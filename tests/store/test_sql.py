@@ -85,11 +85,6 @@ def test_an_error_says_nothing_of_a_jobs_arguments(sql_url: str) -> None:
     assert "4111" not in str(error.value.__cause__)
 
 
-def first_turn(url: str) -> Grant:
-    """Reserve a run that nobody else wants, in a store that may be of an earlier version."""
-    return reserve(open_store(url), key=str(os.getpid())).grant
-
-
 def found_versions(url: str) -> list[int]:
     """Read what a store says of its version."""
     with sa.create_engine(url).connect() as connection:
