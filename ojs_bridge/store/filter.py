@@ -37,8 +37,8 @@ class Filter:
     retry's parking. `but_queues` leaves some queues out. A `group` is a fingerprint; a retry is in none.
     A `text` is in the arguments or the error messages, in lower or upper case.
 
-    A store uses the text only to list letters, and of retries it uses the queue and the type alone. The
-    operations look at the rest. Raises ValueError that names the field, the value and the rule.
+    A store does not look at the text, and of retries it looks at the queue and the type alone. The operations
+    look at the rest. Raises ValueError that names the field, the value and the rule.
     """
 
     queue: str | None = None

@@ -61,7 +61,8 @@ class Settle(NamedTuple):
 
     `holder` None settles a reservation whose holder is dead. With a `mark`, the order is for a reservation
     that the request with this mark has made. With a `job`, that job has ended without a letter: its parked
-    retry goes in the same step, and the letters that `Letter.is_left_by` names.
+    retry goes in the same step, and the letters that it has left: see `Letter.is_left_by`, for an end at
+    `keep_until` less KEEP.
     """
 
     reservation: Reservation
@@ -90,8 +91,10 @@ class ReservedRuns(Protocol):
     ) -> ReserveAnswer:
         """Reserve a run until a time, atomically; repeated with its `mark`, it gets the same answer.
 
-        - No record, or one of a lower fence: write ours, with the publication of the earlier record: TAKEN.
+        The first of these that is true is the answer:
+
         - Both publications are known and differ: write nothing: RESENT.
+        - No record, or one of a lower fence: write ours, with the publication of the earlier record: TAKEN.
         - A record of a higher fence, or a settled one: SETTLED.
         - A record whose `until` is after `now`, even of this holder: HELD.
         - Any other record: replace its `holder` and `until`: LOST.

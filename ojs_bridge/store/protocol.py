@@ -231,7 +231,11 @@ def counts_of(kinds: Sequence[tuple[Sequence[str], int, datetime, datetime]]) ->
 
 
 class Letters(Protocol):
-    """Dead letters and their groups, and the errors of jobs that are not dead yet."""
+    """Dead letters, their groups, and the errors of jobs that are not dead yet. All methods raise StoreError.
+
+    A queue, a type and an error type are compared as `index_text` returns them. The errors of a job that is
+    not dead yet have the id of the letter that it would have.
+    """
 
     def bury(self, letter: Letter, settle: Settle | None = None) -> bool:
         """Write a dead letter and settle the job's reservation, in one step.
@@ -243,13 +247,16 @@ class Letters(Protocol):
     def bury_all(self, letters: Sequence[Letter]) -> None:
         """Write some hundred letters in one step, each as `bury` does; after an error none is written."""
 
-    def keep_errors(self, job_id: str, entries: Sequence[PlacedEntry]) -> None:
-        """Keep error entries for which the message has no room; an entry that is there already stays."""
+    def keep_errors(self, letter_id: str, entries: Sequence[PlacedEntry]) -> None:
+        """Keep error entries for which the message has no room; an entry that is there already stays.
 
-    def kept_errors(self, job_id: str) -> list[PlacedEntry]:
+        Raises StoreError for a place that needs more than 64 bits.
+        """
+
+    def kept_errors(self, letter_id: str) -> list[PlacedEntry]:
         """Return the kept entries with their places, oldest first."""
 
-    def forget_errors(self, job_id: str) -> None:
+    def forget_errors(self, letter_id: str) -> None:
         """Delete the kept entries of a job."""
 
     def list(self, where: Filter, *, limit: int, cursor: str | None, oldest_first: bool = False) -> Page:
@@ -298,8 +305,9 @@ class Letters(Protocol):
 class Store(Protocol):
     """All that is kept, in four parts: dead letters, parked retries, reservations, documents with rates.
 
-    Many threads and processes may call every method. All methods but `record_rates` are safe to repeat. All
-    raise StoreError.
+    Many threads and processes may call every method, and each sees what the others have written. All methods
+    but `record_rates` are safe to repeat. All raise StoreError. Times are kept and compared in whole
+    milliseconds, rounded down.
     """
 
     letters: Letters

@@ -65,24 +65,24 @@ class RedisLetters:
             words += (index_id(letter.id), to_json(letter), _entry(letter), letter.group)
         return bool(self._server.run("bury", keys, words))
 
-    def keep_errors(self, job_id: str, entries: Sequence[PlacedEntry]) -> None:
+    def keep_errors(self, letter_id: str, entries: Sequence[PlacedEntry]) -> None:
         """Keep error entries; an entry that is there already stays as it is."""
         for place, _ in entries:
             if abs(place) > LARGEST_PLACE:
                 raise StoreError(f"place: {place} is out of range")
         if entries:
             words = [word for place, entry in entries for word in (place, json.dumps(entry))]
-            self._server.run("keep_errors", (self._kept(job_id),), words)
+            self._server.run("keep_errors", (self._kept(letter_id),), words)
 
-    def kept_errors(self, job_id: str) -> list[PlacedEntry]:
+    def kept_errors(self, letter_id: str) -> list[PlacedEntry]:
         """Return the kept entries with their places, oldest first."""
-        answer = self._server.ask("HGETALL", self._kept(job_id))
+        answer = self._server.ask("HGETALL", self._kept(letter_id))
         kept = [(int(place), json.loads(record)) for place, record in rows_of(answer)]
         return sorted(kept, key=lambda placed: placed[0])
 
-    def forget_errors(self, job_id: str) -> None:
+    def forget_errors(self, letter_id: str) -> None:
         """Delete the kept entries of a job."""
-        self._server.ask("DEL", self._kept(job_id))
+        self._server.ask("DEL", self._kept(letter_id))
 
     def list(self, where: Filter, *, limit: int, cursor: str | None, oldest_first: bool = False) -> Page:
         """Return a page, newest first.
@@ -243,8 +243,8 @@ class RedisLetters:
     def _index(self, where: Filter) -> RedisIndex:
         return self._by_time if where.group is None else self._group_index
 
-    def _kept(self, job_id: str) -> bytes:
-        return self._server.key(f"kept:{index_id(job_id)}")
+    def _kept(self, letter_id: str) -> bytes:
+        return self._server.key(f"kept:{index_id(letter_id)}")
 
 
 def _entry(letter: Letter) -> str:

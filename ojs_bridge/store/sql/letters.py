@@ -100,22 +100,22 @@ class SQLLetters:
             "fault": group_number(letter.group),
         }
 
-    def keep_errors(self, job_id: str, entries: Sequence[PlacedEntry]) -> None:
+    def keep_errors(self, letter_id: str, entries: Sequence[PlacedEntry]) -> None:
         """Keep error entries; an entry that is there already stays as it is."""
-        key = {"namespace": self._db.namespace, "job_id": index_id(job_id)}
+        key = {"namespace": self._db.namespace, "job_id": index_id(letter_id)}
         with self._db.connection(durable=True) as connection:
             for place, entry in entries:
                 _KEEP(connection, {**key, "place": place, "record": json.dumps(entry)})
 
-    def kept_errors(self, job_id: str) -> list[PlacedEntry]:
+    def kept_errors(self, letter_id: str) -> list[PlacedEntry]:
         """Return the kept entries with their places, oldest first."""
-        query = sa.select(errors.c.place, errors.c.record).where(self._of(job_id)).order_by(errors.c.place)
+        query = sa.select(errors.c.place, errors.c.record).where(self._of(letter_id)).order_by(errors.c.place)
         with self._db.connection() as connection:
             return [(place, json.loads(record)) for place, record in connection.execute(query)]
 
-    def forget_errors(self, job_id: str) -> None:
+    def forget_errors(self, letter_id: str) -> None:
         """Delete the kept entries of a job."""
-        self._db.change(sa.delete(errors).where(self._of(job_id)))
+        self._db.change(sa.delete(errors).where(self._of(letter_id)))
 
     def list(self, where: Filter, *, limit: int, cursor: str | None, oldest_first: bool = False) -> Page:
         """Return a page of letters."""
@@ -212,8 +212,8 @@ class SQLLetters:
         same = sa.tuple_(letters.c.id, letters.c.discarded_ms).in_(pairs)
         return sa.and_(self._are([letter.id for letter in batch]), same)
 
-    def _of(self, job_id: str) -> sa.ColumnElement[bool]:
-        return sa.and_(errors.c.namespace == self._db.namespace, errors.c.job_id == index_id(job_id))
+    def _of(self, letter_id: str) -> sa.ColumnElement[bool]:
+        return sa.and_(errors.c.namespace == self._db.namespace, errors.c.job_id == index_id(letter_id))
 
 
 def _keep_first(insert: Callable[[sa.Table], Any]) -> sa.Insert:
