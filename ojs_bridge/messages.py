@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import functools
-import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,17 +55,6 @@ class Reading:
 def shown_errors(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return an error history for details: `occurred_at` repeats each timestamp."""
     return [{**entry, "occurred_at": entry.get("timestamp")} for entry in errors]
-
-
-@functools.lru_cache(maxsize=1024)
-def parameters_of(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of a handler's positional arguments, which a message does not carry."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return ()
-    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(parameter.name for parameter in parameters if parameter.kind in by_place)
 
 
 def read_message(message: Mapping[str, Any]) -> Reading:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -44,3 +46,14 @@ def frameworks() -> Iterator[Framework]:
 def framework_of(app: Any) -> Framework:
     """Return the framework of an app or a broker."""
     return next(framework for framework in frameworks() if isinstance(app, framework.kind))
+
+
+@functools.lru_cache(maxsize=1024)
+def parameters_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of a handler's positional arguments, which a message does not carry."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(parameter.name for parameter in parameters if parameter.kind in by_place)

@@ -1,4 +1,4 @@
-"""The terms of an `install`: its policies, and the canary, the part of the jobs that is under the bridge."""
+"""The terms of an `install`: its policies, the canary, and what both adapters say of a misnamed policy."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from typing_extensions import Self
 
 from ..bridge import Bridge
-from ..config.policies import Policies, PoliciesOrFile
+from ..config.policies import FIELDS, MISNAMED, Policies, PoliciesOrFile, is_policy
 from ..config.settings import the_policies
 from ..errors import ConfigurationError
 from ..rules.notations import check_pattern, matches
@@ -111,6 +111,22 @@ class Terms:
         if in_flight not in get_args(InFlight):
             raise ConfigurationError(f"in_flight: {in_flight!r} must be 'counted' or 'afresh'")
         return cls(the_policies(policies), Canary(canary), in_flight == "afresh")
+
+
+def misnamed(given: Mapping[str, Any], right: str, *, ours: bool = False) -> list[str]:
+    """Return a line for each part of a policy that stands under another name than the `right` one.
+
+    Frameworks and users have options of such names, too: only what looks like a policy is one, unless the
+    names are `ours` alone.
+    """
+    lines = []
+    for name in sorted(({*MISNAMED, "ojs_retry"} & given.keys()) - {right}):
+        value = given[name]
+        if name in FIELDS:
+            lines.append(f"{name}: is a field of a policy: {right}={{{name!r}: {value!r}}}")
+        elif is_policy(value) or (ours and value is not None):
+            lines.append(f"{name}: a policy has the name {right} here: {right}={value!r}")
+    return lines
 
 
 def _read(text: str) -> Percentages:

@@ -24,13 +24,14 @@ from kombu.connection import Connection
 from kombu.entity import Exchange, Queue
 from kombu.exceptions import OperationalError, SerializationError
 
+from ..adapters import parameters_of
 from ..adapters.dead_queues import NOT_FOUND
 from ..bridge import Bridge
 from ..engine.engine import Engine
 from ..engine.reservations import UNTOLD, Reservations
 from ..engine.runs import Backlog, Override
 from ..errors import Unpublishable, Unreachable, Unroutable
-from ..messages import CREATED, HEADER, parameters_of
+from ..messages import CREATED, HEADER
 from ..rules.job import Header, Job, count_of, decoded
 from ..rules.notations import spoken
 from ..store import Letter, Parked

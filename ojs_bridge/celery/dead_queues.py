@@ -11,10 +11,11 @@ from typing import Any, Protocol
 from celery import Celery, Task
 from kombu.connection import Connection
 
+from ..adapters import parameters_of
 from ..adapters.dead_queues import HeldQueues, QueuesOnRabbitMQ, found_letter
 from ..bridge import Bridge
 from ..engine.layers import TaskPolicy
-from ..messages import HEADER, parameters_of
+from ..messages import HEADER
 from ..rules.job import Job, count_of, decoded
 from ..store import Letter
 from . import compat

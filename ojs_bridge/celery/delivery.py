@@ -18,13 +18,14 @@ from typing import Any
 from celery import Task
 from celery.exceptions import Retry
 
+from ..adapters import parameters_of
 from ..engine.carrying import NotCarried
 from ..engine.engine import Engine
 from ..engine.reservations import TakenOver
 from ..engine.runs import Drop, Lost, Onward, Postpone, Refuse, Run, Settlement
 from ..engine.storage_retry import is_of_process
 from ..errors import InvalidState, StoreError
-from ..messages import HEADER, parameters_of
+from ..messages import HEADER
 from ..rules.decision import Complete, Decision, RetryAt
 from ..rules.failures import ErrorMap, Failure, Outcome, outcome_of
 from ..rules.job import Job

@@ -11,9 +11,9 @@ from celery import Celery, Task, current_app
 from celery.local import Proxy
 from celery.result import AsyncResult
 
-from ..adapters.terms import InFlight, Percentages, Terms
+from ..adapters.terms import InFlight, Percentages, Terms, misnamed
 from ..bridge import Bridge
-from ..config.policies import MISNAMED, PoliciesOrFile, misnamed
+from ..config.policies import MISNAMED, PoliciesOrFile
 from ..engine.layers import RetryOn, RetryOnLike
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..messages import RETRY_OPTION

@@ -17,9 +17,9 @@ from celery import Celery, Task
 from celery.exceptions import SoftTimeLimitExceeded
 from kombu.connection import Connection
 
-from ..adapters.terms import Canary, Terms
+from ..adapters.terms import Canary, Terms, misnamed
 from ..bridge import Bridge
-from ..config.policies import MISNAMED, Installed, Policies, misnamed
+from ..config.policies import MISNAMED, Installed, Policies
 from ..config.settings import the_retry
 from ..engine.layers import Layers, TaskPolicy
 from ..errors import ConfigurationError, InvalidRetryPolicy

@@ -16,11 +16,12 @@ from celery import Celery, Task
 from celery.exceptions import InvalidTaskError
 from kombu.exceptions import ContentDisallowed, DecodeError
 
+from ..adapters import parameters_of
 from ..adapters.terms import Canary
 from ..engine.events import harmless
 from ..engine.storage_retry import at_once, is_of_process
 from ..engine.threads import AGAIN
-from ..messages import HEADER, parameters_of
+from ..messages import HEADER
 from ..rules.failures import MAX_MESSAGE, cut, nests_deeper, safe_repr
 from ..rules.job import MAX_DEPTH, Job, count_of, decoded
 from . import compat

@@ -16,7 +16,8 @@ from celery.exceptions import Retry, TaskPredicate
 from celery.local import Proxy
 from kombu.utils.imports import symbol_by_name
 
-from ..config.policies import MISNAMED, misnamed
+from ..adapters.terms import misnamed
+from ..config.policies import MISNAMED
 from ..engine.layers import Layers, RetryOnLike
 from ..errors import ConfigurationError
 from ..messages import HEADER, RETRY_OPTION

@@ -45,22 +45,6 @@ def is_policy(value: object) -> bool:
     return isinstance(value, RetryPolicy) or (isinstance(value, Mapping) and not FIELDS.isdisjoint(value))
 
 
-def misnamed(given: Mapping[str, Any], right: str, *, ours: bool = False) -> list[str]:
-    """Return a line for each part of a policy that stands under another name than the `right` one.
-
-    Frameworks and users have options of such names, too: only what looks like a policy is one, unless the
-    names are `ours` alone.
-    """
-    lines = []
-    for name in sorted(({*MISNAMED, "ojs_retry"} & given.keys()) - {right}):
-        value = given[name]
-        if name in FIELDS:
-            lines.append(f"{name}: is a field of a policy: {right}={{{name!r}: {value!r}}}")
-        elif is_policy(value) or (ours and value is not None):
-            lines.append(f"{name}: a policy has the name {right} here: {right}={value!r}")
-    return lines
-
-
 class EntryFields(PolicyFields, total=False):
     """The fields of an entry of `policies`, for a type checker."""
 

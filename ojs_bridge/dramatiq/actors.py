@@ -17,9 +17,9 @@ from dramatiq.middleware import Retries
 from dramatiq.middleware.middleware import MiddlewareError
 from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF, DEFAULT_MIN_BACKOFF
 
-from ..adapters.terms import Terms
+from ..adapters.terms import Terms, misnamed
 from ..bridge import Bridge
-from ..config.policies import MISNAMED, misnamed
+from ..config.policies import MISNAMED
 from ..engine.layers import INTERVALS, WAITS, Layers, NativeJitter, TaskPolicy, in_ojs
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
 from ..messages import RETRY_OPTION

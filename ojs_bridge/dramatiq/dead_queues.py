@@ -13,11 +13,12 @@ import dramatiq
 from dramatiq.broker import Broker, MessageProxy
 from dramatiq.common import q_name, xq_name
 
+from ..adapters import parameters_of
 from ..adapters.dead_queues import QueuesOnRabbitMQ, claimed_on_redis, found_letter
 from ..bridge import Bridge
 from ..engine.layers import TaskPolicy
 from ..errors import Unreachable
-from ..messages import HEADER, parameters_of
+from ..messages import HEADER
 from ..rules.failures import Failure
 from ..rules.job import ErrorEntry, Job, count_of
 from ..store import Letter, from_ms

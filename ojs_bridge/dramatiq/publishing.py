@@ -17,12 +17,13 @@ import dramatiq
 from dramatiq.broker import Broker, MessageProxy
 from dramatiq.common import dq_name
 
+from ..adapters import parameters_of
 from ..bridge import Bridge
 from ..engine.engine import Engine
 from ..engine.runs import Backlog, Override
 from ..engine.storage_retry import is_of_process
 from ..errors import Unpublishable, Unreachable, Unroutable
-from ..messages import HEADER, RETRY_OPTION, parameters_of
+from ..messages import HEADER, RETRY_OPTION
 from ..rules.job import VERSION, Header, Job
 from ..store import Letter, Parked
 from .brokers import backlog, confirm, error_in_words, have_queue, is_rabbitmq, is_redis, is_refusal, outages
