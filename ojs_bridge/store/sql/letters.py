@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -31,6 +31,7 @@ from .groups import GroupsQuery, chosen
 from .jobs import settling
 from .statements import (
     INSERTS,
+    Insert,
     Upsert,
     batches,
     beginning,
@@ -216,18 +217,17 @@ class SQLLetters:
         return sa.and_(errors.c.namespace == self._db.namespace, errors.c.job_id == index_id(letter_id))
 
 
-def _keep_first(insert: Callable[[sa.Table], Any]) -> sa.Insert:
+def _keep_first(insert: type[Insert]) -> sa.Insert:
     """Return the statement that keeps a group's first death; it locks no row that it does not change."""
     new = [sa.bindparam(column.name, type_=column.type) for column in groups.c]
     key = groups.c.namespace == new[0], groups.c.fault == new[1]
     known = sa.exists().where(*key, groups.c.first_ms <= new[2])
     statement = insert(groups).from_select([*groups.c], sa.select(*new).where(~known))
-    earlier: sa.Insert = statement.on_conflict_do_update(
+    return statement.on_conflict_do_update(
         index_elements=["namespace", "fault"],
         set_={"first_ms": statement.excluded.first_ms},
         where=groups.c.first_ms > statement.excluded.first_ms,
     )
-    return earlier
 
 
 _KEEP_FIRST = {name: _keep_first(insert) for name, insert in INSERTS.items()}

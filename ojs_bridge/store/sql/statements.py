@@ -11,8 +11,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import Insert as PostgresInsert
-from sqlalchemy.dialects.postgresql import insert as postgresql_insert
-from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from sqlalchemy.dialects.sqlite import Insert as SqliteInsert
 from sqlalchemy.engine import Connection
 
 from ...rules.notations import to_glob
@@ -22,10 +21,8 @@ T = TypeVar("T")
 _Column: TypeAlias = sa.ColumnElement[Any]
 _Condition: TypeAlias = sa.ColumnElement[bool]
 #: How each database writes an insert that may meet a row of the same key.
-INSERTS: Mapping[str, Callable[[sa.Table], Any]] = {
-    "postgresql": postgresql_insert,
-    "sqlite": sqlite_insert,
-}
+Insert: TypeAlias = PostgresInsert | SqliteInsert
+INSERTS: Mapping[str, type[Insert]] = {"postgresql": PostgresInsert, "sqlite": SqliteInsert}
 #: PostgreSQL answers before this statement is on its disk, unless its user has chosen how it commits.
 _BEFORE_DISK: sa.ColumnClause[str] = sa.literal_column(
     "set_config('synchronous_commit', CASE current_setting('synchronous_commit')"
@@ -89,17 +86,16 @@ class Upsert:
         read = sa.func.json_populate_recordset(sa.text(f"NULL::{self._table.name}"), text)
         names = self._table.c.keys()
         rows = sa.select(*read.table_valued(*names).c)
-        return self._on_conflict(postgresql_insert(self._table).from_select(names, rows))
+        return self._on_conflict(PostgresInsert(self._table).from_select(names, rows))
 
-    def _on_conflict(self, inserting: Any) -> sa.Insert:
+    def _on_conflict(self, inserting: Insert) -> sa.Insert:
         statement = inserting.execution_options(preserve_rowcount=True)
         keys = [column.name for column in self._table.primary_key]
         if not self._replaced:
-            ignoring: sa.Insert = statement.on_conflict_do_nothing(index_elements=keys)
-            return ignoring
+            return statement.on_conflict_do_nothing(index_elements=keys)
         new = statement.excluded
         where = None if self._where is None else self._where(new)
-        replacing: sa.Insert = statement.on_conflict_do_update(
+        replacing = statement.on_conflict_do_update(
             index_elements=keys,
             set_={**{name: new[name] for name in self._replaced}, **self._changes(new)},
             where=where,
