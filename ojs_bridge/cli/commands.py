@@ -33,7 +33,7 @@ F = TypeVar("F", bound=Callable[..., int | None])
 
 
 class Shown(Protocol):
-    """What a list has entries of."""
+    """An entry of a list."""
 
     def to_ojs(self) -> dict[str, Any]:
         """Return the entry in JSON."""

@@ -32,7 +32,7 @@ _READABLE = 20
 
 
 class _Terminal(Console):
-    """The only way to a terminal: what is not printable in a text is escaped, so that nothing obeys it.
+    """The only way to a terminal. It escapes what is not printable, so that the terminal does not obey it.
 
     A producer chooses the ids of jobs, their errors and arguments.
     """

@@ -293,7 +293,7 @@ class Setting:
 
 
 def layered(**given: Any) -> dict[str, Given]:
-    """Return every setting: as given in code, if that is not None; or by another place; or its default.
+    """Return every setting as code gives it; if that is None, as the first other place does; or its default.
 
     Raises ConfigurationError for an unknown key in Django's settings or in the TOML table.
     """

@@ -24,10 +24,9 @@ from .threads import keep_going, starting
 
 logger = logging.getLogger("ojs_bridge")
 
-#: The length of the name of a family in the names of its processes.
+#: How many characters of a process's own name are the name of its family.
 FAMILY = 8
-#: What the name of a family has before it where the store notes, as it notes a suspicion, that the family was
-#: told to stop.
+#: With this before a family's name, a suspicion in the store says that the family was told to stop.
 _STOPS = "stop:"
 #: How often, in seconds, a worker looks whether it was told to stop.
 LOOK_SECONDS = 0.5

@@ -87,7 +87,7 @@ def not_found(resource: str, resource_id: str) -> Refusal:
 
 
 def missing(resource: str, entry_id: str, get: Callable[[str], object], error: NotFound) -> Refusal:
-    """Return the refusal for an entry that is not there, or that `get` finds: another process has it."""
+    """Return the refusal for an entry that is not there; if `get` finds it, another process has it."""
     try:
         get(entry_id)
     except NotFound:

@@ -91,8 +91,8 @@ def serve(
 ) -> None:
     """Serve the page and the API until interrupted. Without a token the host must be a loopback address.
 
-    `tokens` and `user` are as for `app_for`. The X-Forwarded-For of `trusted_proxies`, addresses with commas
-    between them, names the client; without any, the client is the peer. Raises ConfigurationError.
+    `tokens` and `user` are as for `app_for`. `trusted_proxies` are addresses with commas between them, whose
+    X-Forwarded-For names the client; without any, the client is the peer. Raises ConfigurationError.
     """
     app = guarded(bridge, access_at(host, operator_token, reader_token, tokens, user))
     uvicorn.run(

@@ -158,7 +158,7 @@ class Access:
         return {**limits, ROLE: token.role if token else "operator"}, actor
 
     def _token(self, headers: Headers, address: str) -> Token:
-        """Return the token of a request; a right one is admitted from where many wrong ones came, too."""
+        """Return the token of a request; a right token is admitted even from where many wrong ones came."""
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             # All are compared, so that the time of an answer tells nothing.

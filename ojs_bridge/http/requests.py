@@ -259,7 +259,7 @@ class Older(Change):
 
 
 class Replay(Purge):
-    """A replay of many; a longer pause between two jobs than ten seconds looks like a replay that hangs."""
+    """A replay of many; its rate has a lower limit, because a very slow one looks as if it hung."""
 
     rate: Rate | None = None
 

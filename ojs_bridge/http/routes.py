@@ -43,8 +43,9 @@ class Operation:
 
     The function is given what its parameters name: `job_id` is the id in the path, `query` and `body` are
     models, and `request` is the request. It runs in a thread. A coroutine function, for `many` letters,
-    returns its own response. Of an `empty` answer only the status 204 is sent. Where it raises NotFound, its
-    object says the `resource`, and its `get` tells an entry that is in hand elsewhere from one that is gone.
+    returns its own response. An `empty` answer is the status 204 alone. A function that raises NotFound
+    belongs to an object with the name of the `resource`, whose `get` finds an entry that another process has
+    in hand.
     """
 
     method: str

@@ -180,7 +180,7 @@ class Result(TypedDict):
 class Jobs(TypedDict):
     """What became of the jobs that a replay has sent; those that wait for a retry count as running.
 
-    `failed` is the number of those that have failed in an attempt at least.
+    `failed` counts those that have failed at least once.
     """
 
     sent: Count

@@ -144,9 +144,9 @@ class Audit:
     def recording(self, action: str, *, ids: Sequence[str] = (), **subject: Any) -> Iterator[Entry]:
         """Record the action in the block: before it, and after it with its outcome.
 
-        Of many `ids` the record has the first twenty, and the number of all.
-        An action whose record cannot be written is done nevertheless, and the log has its record. The last
-        writing is that of the event `operator.action`.
+        Of many `ids` the record has the first twenty, and the number of all. An action whose record cannot be
+        written is done nevertheless, and the log has its record. The event `operator.action` has the record
+        as it is after the action.
         """
         actor, now = _ACTOR.get() or Actor.of_system(), self._context.clock()
         if ids:

@@ -70,8 +70,8 @@ class Operations:
         """Write a new operation on the letters of a filter, or of some ids; `run` carries it out.
 
         `override` and `rate` are as for `DeadLetters.replay_all`. `stop_if_failing` is a share from 0 to 1:
-        the operation stops when more of the jobs whose outcome is newest have failed an attempt. Raises
-        ValueError and InvalidRetryPolicy.
+        the operation stops when a larger share of the newest jobs has failed an attempt; jobs without an
+        outcome do not count. Raises ValueError and InvalidRetryPolicy.
         """
         where = replace(where, **fields)
         check(action, ids, override, rate, stop_if_failing, where)
@@ -115,9 +115,9 @@ class Operations:
     ) -> Operation:
         """Carry an operation out, and return it as it ended; `progress` is called after each step.
 
-        It ends as `failed` if its broker is away, or at any other error, and as `stopped` if it is
-        interrupted. Other errors than the broker's are raised. Raises NotResumable when another process has
-        taken the operation up.
+        An operation whose broker is away ends as `failed`. So does one that meets another error, which is
+        raised. One that is interrupted ends as `stopped`. Raises NotResumable when another process has taken
+        the operation up.
         """
         running = Running(operation, self._ledger, self._audit, self.letters, self.retries, progress)
         return self._ledger.with_jobs([running.to_its_end()])[0]
@@ -125,7 +125,7 @@ class Operations:
     def _to_its_end(
         self, action: Action, where: Filter, progress: Callable[[int], object] | None, **how: Any
     ) -> Bulk:
-        """Begin an operation and carry it out; raises Unreachable, too, and the operation can be resumed."""
+        """Begin an operation and carry it out; raises Unreachable if its broker is away: resume it then."""
         ended = self.run(
             self.begin(action, where, **how),
             progress=(lambda now: progress(now.matched)) if progress else None,
@@ -210,10 +210,10 @@ class Operations:
         return self.retries.count(where) if action in ON_RETRIES else self.letters.replay_all(where).matched
 
     def preview(self, action: Action, where: Filter = EVERYTHING, **fields: Unpack[Fields]) -> Preview:
-        """Return what an action would reach now; what comes later is not in its filter. Raises ValueError.
+        """Return what an action would reach now, with a filter that leaves out what comes later.
 
-        Dead letters with a text are read, and so are parked retries, unless they are more than ten thousand
-        and chosen by queue and type alone: then `by_type` is None.
+        `by_type` is None for more than ten thousand parked retries that are chosen by queue and type alone:
+        they are not read. Dead letters with a text, and other parked retries, are. Raises ValueError.
         """
         where = replace(where, **fields)
         now = where.until_now(self._ledger.now())

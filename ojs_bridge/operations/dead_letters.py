@@ -75,9 +75,8 @@ class DeadLetters:
         """Return a page of the dead letters of a filter, newest first (DLQ-006, DLQ-R005).
 
         For a text, a page searches 2,000 letters, and begins no further step after 5 s: it may have few
-        letters, or none, and still a cursor. Raises
-        ValueError for a limit outside 1 to 1000, for a cursor that no page has returned, and for a time
-        without a zone.
+        letters, or none, and still a cursor. Raises ValueError for a limit outside 1 to 1000, for a cursor
+        that no page has returned, and for a time without a zone.
         """
         return self._page(replace(where, **fields), page_size(limit), cursor)
 

@@ -43,9 +43,10 @@ MAX_IDS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """What became of the jobs that a replay has sent, as workers of this release have written to the store.
+    """What became of the jobs that a replay has sent, as workers have written to the store.
 
-    Those that run, or wait for a retry, count as `running`. `failed` have failed in an attempt at least.
+    Those that run, or wait for a retry, count as `running`. `failed` counts those that have failed at least
+    once.
     """
 
     sent: int
@@ -88,8 +89,8 @@ class Operation:
     `ids` is the number of ids that were chosen, None where a filter chose. `total` is the number of letters
     or retries that matched in the beginning, None where they were not counted. `succeeded` is the number of
     those with which the operation was done: of a replay, the number of jobs that were sent. `jobs` says what
-    became of these. `why` says what ended it. `record` is the id of the audit's record of its beginning, or
-    of its last resumption, and `recorded` is what was done before that.
+    became of these. `why` says what ended it. `record` is the id of its record in the audit, of its beginning
+    or its last resumption; `recorded` is how many had succeeded before that.
     """
 
     id: str

@@ -77,7 +77,7 @@ class ParkedRetries:
         return None if parked is None else self._shown(parked)
 
     def id_of(self, text: str) -> str:
-        """Return the id of a parked job that is this text, or else the only one, as for dead letters."""
+        """Return the id of a parked job that is this text, or the only one that begins with it."""
         return text if self._parked.get(text) else only_id(text, self._parked.ids_beginning)
 
     @uninterrupted()
@@ -142,9 +142,10 @@ class ParkedRetries:
     def change_pages(
         self, pages: Iterable[Sequence[Parked]], due: datetime | None, progress: Callable[[Bulk], object]
     ) -> None:
-        """Make pages of retries due, or cancel them for None; `progress` is called with the outcome so far.
+        """Make pages of retries due at a time, or cancel them where it is None.
 
-        With a time that is the same for all, no retry comes a second time on a later page.
+        `progress` is called with the outcome so far. All get the same time, so that none comes again on a
+        later page.
         """
         done = Bulk(0)
         for lot in (page[at : at + LOT] for page in pages for at in range(0, len(page), LOT)):

@@ -210,7 +210,7 @@ class Pruner:
 
 
 def losses(sizes: Mapping[str, tuple[int, datetime]], excess: int) -> dict[str, int]:
-    """Return how many letters each group loses: the largest lose the most, and are left alike.
+    """Return how many letters each group loses: the largest lose most, until those are of one size.
 
     Of groups of the same size, those lose first whose newest letter is the oldest.
     """

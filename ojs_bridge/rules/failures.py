@@ -195,9 +195,9 @@ WORKER_DEATH = "worker_death"
 class ErrorMap:
     """Maps exception classes to error types; the nearest class in the MRO decides.
 
-    A class may stand by its dotted name, such as `"requests.Timeout"`, or `"TimeoutError"`. It is not
-    imported: an error of it comes of a module that is `loaded`. Raises ConfigurationError for a key that is
-    neither, or a value that is neither a type nor a pair of type and response code.
+    A class may be given by its dotted name, such as `"requests.Timeout"`, or `"TimeoutError"`. It is not
+    imported: when an error of it is raised, its module is one of the `loaded` ones. Raises ConfigurationError
+    for a key that is neither, or a value that is neither a type nor a pair of type and response code.
     """
 
     def __init__(self, *maps: Errors | None, loaded: Mapping[str, Any] = MappingProxyType({})) -> None:
@@ -303,8 +303,8 @@ def can_be_shown(error: BaseException) -> bool:
 def outcome_of(exc: BaseException, errors: ErrorMap, final: str | None = None) -> Failure | Snoozed:
     """Translate a handler's exception (spec section 7.3); never raises.
 
-    `final` says why the task does not ask to retry it, if it does not. What cannot be read is left out. An
-    exception is not asked for its class, for that may raise: it is of the class by which `except` knows it.
+    `final` says why the task does not ask to retry it, if it does not. What cannot be read is left out. The
+    exception's class is its `type`, as for `except`: its `__class__` may raise.
     """
     cls = type(exc)
     answer = _answer(exc) if issubclass(cls, ANSWERS) else None

@@ -59,9 +59,9 @@ _CODE = "|".join(
 )
 _CODES, _AROUND = re.compile(_CODE), " :='\"()[]"
 
-#: Each name is what a pattern has in place of the text, except that a code stays as it is, and so does
-#: a quoted word. A number, a UUID and an id of letters and digits look alike now and then, and have one name.
-#: The time is linear: a part is searched for within another once at most.
+#: The parts of a message that differ from job to job. A pattern has the part's name in its place, such as
+#: `<path>`, and `#` for a number, a UUID or an id, since one may look like another. A code and a quoted word
+#: stay as they are. A part is searched for other parts once at most: the time is linear.
 _PARTS = re.compile(
     rf"(?P<status>{_CODE})|"
     r"""(?x:
@@ -112,9 +112,10 @@ def _name_of(part: re.Match[str]) -> str:
 def frame_of(job_type: str, backtrace: Sequence[object], framework: str) -> str:
     """Return the innermost frame of the user's own code, as `orders/tasks.py in charge`, or an empty text.
 
-    The backtrace is that of an error entry. Installed packages count only where it has no other code. Then
-    the user's own package is the job type's, or else the first one that the framework has called, whose own
-    package has its name.
+    `backtrace` is that of an error entry. A frame in the user's own files counts before one in an installed
+    package. Where all frames are in installed packages, the user's own package is that of the job type. If no
+    frame is in it, it is the first package that the framework has called. `framework` is the name of the
+    framework's package.
     """
     installed: list[tuple[str, str]] = []
     for frame in reversed(backtrace[-FRAMES:]):

@@ -71,7 +71,7 @@ class Job(NamedTuple):
 
     @property
     def own_letter_id(self) -> str:
-        """The id of its letter if another job's letter has the first one: no job has the same first error."""
+        """The id of the job's letter where another job's has `letter_id`: it tells of the first error."""
         first = str(self.errors[0].get("timestamp")) if self.errors else ""
         return f"{self.letter_id}~{hashlib.sha256(first.encode('utf-8', 'replace')).hexdigest()[:32]}"
 
@@ -310,9 +310,9 @@ def decode(state: object, job: Job) -> Job:
 
 
 def decoded(state: object, job: Job, retries: object = None) -> Job | InvalidState:
-    """Return the job with its message's state, the job itself without any, or why the state cannot be read.
+    """Return the job with the state in its message, or as it is without any; else why that cannot be read.
 
-    `retries` is the message's native counter. Where that is no count, `job` has another one.
+    `retries` is the message's native counter, from which `job` has its attempt if it is a count.
     """
     if retries and count_of(retries) is None:
         return InvalidState(f"the message's retries must be {_COUNT}, not {cut(safe_repr(retries), 80)}")
@@ -356,10 +356,10 @@ def _read(written: object) -> dict[str, Any]:
 
 
 def entries_of(errors: Sequence[Any]) -> Sequence[ErrorEntry]:
-    """Return a history's entries; raises InvalidState for one that is no object.
+    """Return the entries of a history; raises InvalidState for an entry that is no object.
 
-    And for entries that are too long, which were no text when they came. Lone surrogates, which an earlier
-    version wrote, are spelt out: an encoder may refuse them.
+    It raises InvalidState, too, where they are too long: an object in a message has no length before. A lone
+    surrogate is spelt out, because an encoder may refuse it.
     """
     for entry in errors:
         if not isinstance(entry, dict):

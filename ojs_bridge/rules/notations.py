@@ -53,7 +53,7 @@ def format_duration(duration: timedelta) -> str:
 
 
 def format_interval(interval: timedelta) -> str:
-    """Write an interval as ISO 8601 without days, of which the spec advises against (section 4.2)."""
+    """Write an interval as ISO 8601 in hours, minutes and seconds: the spec advises against days (4.2)."""
     hours, rest = divmod(interval, _HOUR)
     if hours <= 0:
         return format_duration(interval)
@@ -81,7 +81,7 @@ def read_duration(value: object, place: str = "") -> timedelta:
 
 
 def duration_at(place: str, value: object, *, may_be_zero: bool = False) -> timedelta:
-    """Return the duration that a setting has, which stands at a place; raises ConfigurationError."""
+    """Return the duration of a setting; raises ConfigurationError, which begins with the setting's place."""
     try:
         duration = read_duration(value, place)
     except (TypeError, ValueError) as error:
@@ -114,7 +114,7 @@ def to_glob(pattern: str) -> str:
 
 
 def check_pattern(name: str, pattern: object) -> None:
-    """Raise ValueError for an argument that is no pattern; None is no pattern at all, and valid."""
+    """Raise ValueError for an argument that is no pattern; None means that there is none, and is valid."""
     if pattern is not None and not (pattern and isinstance(pattern, str)):
         raise ValueError(f"{name}: {pattern!r:.100} must be a name, or a pattern such as 'billing.*'")
     if isinstance(pattern, str) and "*" in pattern and len(pattern) > MAX_PATTERN:

@@ -302,10 +302,9 @@ def partial_to_ojs(partial: AnyPartial | None) -> dict[str, Any]:
 
 
 def check_errors(policy: AnyPartial | None) -> None:
-    """Raise InvalidRetryPolicy for an owner's non-retryable error in a form that the spec does not have.
+    """Raise InvalidRetryPolicy for an owner's non-retryable error that is neither a type nor `prefix.*`.
 
-    The spec has a whole type and `prefix.*`. The entries of a message are not checked: by the spec, each is a
-    type like any other.
+    The entries of a message are not checked: to the spec, any text is a type.
     """
     named = policy.non_retryable_errors if isinstance(policy, RetryPolicy) else (policy or {}).get(_ERRORS)
     for place, text in enumerate(named or ()):

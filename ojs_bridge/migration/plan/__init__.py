@@ -412,7 +412,7 @@ def steady(seconds: float) -> dict[str, Any]:
 
 
 def alike(one: WaitRange, other: WaitRange) -> bool:
-    """Return whether two waits are the same, to a millisecond or a thousandth, their means to a hundredth."""
+    """Return whether two waits are the same: ends to a millisecond or a thousandth, means to a hundredth."""
     ends = ((one.least, other.least), (one.most, other.most))
     same_mean = math.isclose(one.mean, other.mean, rel_tol=0.01, abs_tol=1e-3)
     return same_mean and all(math.isclose(a, b, **_CLOSE) for a, b in ends)

@@ -263,10 +263,10 @@ def spelled(function: FunctionType, attribute: str, line: int) -> str:
 
 @cache
 def lines_with(function: FunctionType, word: str, unless: tuple[object, ...] = ()) -> frozenset[int] | None:
-    """Return the lines that do more with a class than to ask for it: in `except`, `isinstance` or `case`.
+    """Return the lines that do more with a class than to ask whether an error is of it; None without source.
 
-    With `unless`, also without those that make one of a text alone, or with one of these values beside it.
-    None where there is no source.
+    `except`, `isinstance` and `case` ask that. `unless` leaves out, too, what makes an error of it of a text
+    alone, or of a text and one of these values.
     """
     node = source_of(function)
     if node is None:

@@ -99,9 +99,10 @@ def _plan(app: Celery, fleet: Fleet, task: Task, *, protect: bool) -> Planned:
 def _policy_of(reading: Reading, *, protect: bool) -> dict[str, Any] | None:
     """Return the partial policy nearest to Celery's retries; None where they are not known.
 
-    A policy without `max_attempts` has the task's own limit. An empty one leaves all numbers to the task:
-    where nothing retries but Celery runs a dead worker's job again, they say how often. With `protect` a job
-    that runs once is not lost with its worker: it runs again, or it is kept where its task allows one run.
+    A policy without `max_attempts` leaves the limit to the task, and an empty one all numbers. It is empty
+    for a task that asks for no retry, but whose job Celery runs again when a worker dies. With `protect` a
+    job that runs once is not lost with its worker: it runs again, or it is kept where its task allows one
+    run.
     """
     task, runs, waits = reading.task, reading.native.runs, reading.native.waits
     if reading.open:

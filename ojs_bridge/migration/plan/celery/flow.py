@@ -45,7 +45,7 @@ class Ask:
 
 @dataclass(slots=True)
 class Way:
-    """What a task does with itself in one of its runs."""
+    """What one run of a task does about its own retries."""
 
     asks: dict[str, Ask] = field(default_factory=dict)
     #: The lines that may retry, or set options, in no plain way.

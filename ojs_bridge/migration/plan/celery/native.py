@@ -299,7 +299,7 @@ def _limits(task: Task, asks: Iterable[Ask]) -> Iterator[Runs]:
 
 
 def _limit(task: Task, runs: Runs, way: Callable[[int], Way]) -> tuple[Runs, list[Open]]:
-    """Return the number of runs of a task whose code may count them, or the lines that leave it open."""
+    """Return the number of a task's runs, and the lines that leave it open: its code may count retries."""
     counted = [*way(0).answers]
     if not counted or runs == 1:
         return runs, []
@@ -319,8 +319,8 @@ def _limit(task: Task, runs: Runs, way: Callable[[int], Way]) -> tuple[Runs, lis
 
 
 def _retried_task(task: Task, asks: Sequence[Ask], runs: Runs, way: Callable[[int], Way]) -> Reading:
-    """Return the reading of a task that asks for retries so often."""
-    # So many waits say all of them.
+    """Return the reading of a task that asks for retries until it has run `runs` times."""
+    # The waits after these are no others.
     longest = MOST if way(0) is way(1) or not isinstance(runs, int) else _RUNS
     listed = min(runs - 1, longest) if isinstance(runs, int) else longest
     if all(len(_waits_at(task, way, n)) == 1 for n in range(1, listed + 1)):
@@ -335,7 +335,7 @@ def _retried_task(task: Task, asks: Sequence[Ask], runs: Runs, way: Callable[[in
 
 
 def _waits_at(task: Task, way: Callable[[int], Way], n: int) -> set[WaitRange]:
-    """Return the waits before retry n; none if one of them is computed in no plain way."""
+    """Return the waits that retry n may have; none if the code computes one in a way that is not read."""
     waits = set()
     if autoretries(task):
         waits.add((_backoff(task) or _constant(task, retry_kwargs(task).get("countdown")))(n))

@@ -252,7 +252,7 @@ def _written(function: FunctionType) -> Iterator[int]:
 def _uses(function: FunctionType) -> tuple[tuple[int, str | None, bool], ...]:
     """Return the uses of `options` in a function: line, key, and whether it may be written.
 
-    The key of a use that may be any is None, and a key that only the process knows is None, too.
+    The key is None where the use may be of any key, and where only the running process knows the key.
     """
     node = source_of(function)
     if node is None:
