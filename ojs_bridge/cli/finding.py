@@ -79,6 +79,7 @@ class Place:
         if not self.has_app:
             return self.bridge_with(None)
         app = app_of(self._app, setting_up=True) if self._app else CELERY_APP.get()
+        # The modules of the tasks may put the app under the bridge.
         tasks_of(app)
         try:
             bridge = framework_of(app).bridge_of(app)

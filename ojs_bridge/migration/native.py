@@ -44,7 +44,7 @@ _Backoff: TypeAlias = tuple[dict[str, Any], Callable[[int], WaitRange]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Framework:
+class _WayBack:
     """The options of a framework, and the words for what they lose."""
 
     name: str
@@ -80,7 +80,7 @@ def to_dramatiq_options(policy: PartialPolicy) -> NativeOptions:
     return _options(_DRAMATIQ, policy)
 
 
-def _options(framework: _Framework, policy: PartialPolicy) -> NativeOptions:
+def _options(framework: _WayBack, policy: PartialPolicy) -> NativeOptions:
     whole = RetryPolicy.merge(policy)
     ending = framework.kept if whole.on_exhaustion == "dead_letter" else framework.discarded
     codes = (
@@ -183,7 +183,7 @@ def _long_on_dramatiq(policy: float, _native: float) -> str:
     return f"max_interval: a retry may wait {spoken(policy)}, and Dramatiq cuts every wait to {at}"
 
 
-_CELERY = _Framework(
+_CELERY = _WayBack(
     "Celery",
     _nearest_of_celery,
     {"autoretry_for": (Exception,)},
@@ -193,7 +193,7 @@ _CELERY = _Framework(
     discarded="",
     lost="a run whose worker is killed uses no attempt, and a hard time limit ends the job",
 )
-_DRAMATIQ = _Framework(
+_DRAMATIQ = _WayBack(
     "Dramatiq",
     _nearest_of_dramatiq,
     {},
