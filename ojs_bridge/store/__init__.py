@@ -115,29 +115,19 @@ def open_store(url: str, namespace: str = "ojs", *, patience: float = PATIENCE_S
         raise ConfigurationError(
             f"namespace: {namespace!r} must be 1 to {MAX_NAMESPACE} printable characters"
         )
-    if url == MEMORY:
-        return _sql_store(url, namespace, patience)
     scheme, _, rest = url.partition("://")
     if scheme in REDIS_SCHEMES:
-        return _redis_store(url, namespace, patience)
+        try:
+            from .redis import RedisStore
+        except ImportError:
+            raise _missing(url, "redis-py", "redis") from None
+        return RedisStore(url, namespace, patience=patience)
     if scheme == "postgres" or (scheme == "postgresql" and find_spec("psycopg")):
         # Before version 2.1 SQLAlchemy takes psycopg2 where a URL names no driver.
-        return _sql_store(f"postgresql+psycopg://{rest}", namespace, patience)
-    if scheme.partition("+")[0] in SQL_BACKENDS:
-        return _sql_store(url, namespace, patience)
-    why = INSTEAD.get(scheme, f"it takes {KNOWN}")
-    raise ConfigurationError(f"store: {without_password(url)!r} is not a store that ojs-bridge knows: {why}")
-
-
-def _redis_store(url: str, namespace: str, patience: float) -> Store:
-    try:
-        from .redis import RedisStore
-    except ImportError:
-        raise _missing(url, "redis-py", "redis") from None
-    return RedisStore(url, namespace, patience=patience)
-
-
-def _sql_store(url: str, namespace: str, patience: float) -> Store:
+        url = f"postgresql+psycopg://{rest}"
+    elif scheme.partition("+")[0] not in SQL_BACKENDS and url != MEMORY:
+        shown, why = without_password(url), INSTEAD.get(scheme, f"it takes {KNOWN}")
+        raise ConfigurationError(f"store: {shown!r} is not a store that ojs-bridge knows: {why}")
     try:
         from .sql import MemoryStore, SQLStore
     except ImportError:
