@@ -75,11 +75,6 @@ def test_the_schedules_of_the_spec(policy: dict[str, Any], expected: list[float]
     assert schedule(policy, len(expected)) == expected
 
 
-def test_the_strategy_is_never_guessed_from_the_coefficient() -> None:
-    """A coefficient of 4 is exponential until a policy says polynomial (decisions.md)."""
-    assert RetryPolicy.merge({"backoff_coefficient": 4.0}).backoff_strategy == "exponential"
-
-
 @pytest.mark.parametrize("strategy", ["none", "linear"])
 def test_the_coefficient_is_ignored(strategy: str) -> None:
     """Sections 3.1 and 3.2 say so."""

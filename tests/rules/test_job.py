@@ -82,14 +82,6 @@ def test_an_error_entry() -> None:
 
 
 @pytest.mark.requirement("RET-14")
-def test_the_state_of_a_job_due_for_its_third_attempt() -> None:
-    """Section 10: the state has the attempt, every error in order, and the time of the next attempt."""
-    job = failed(BARE, 2)
-    assert (job.attempt, job.next_retry_at) == (3, NOW)
-    assert [error["attempt"] for error in job.errors] == [1, 2]
-
-
-@pytest.mark.requirement("RET-14")
 def test_the_header() -> None:
     """Each field has its wire form."""
     job = BARE._replace(retry={"max_attempts": 10}, created_at=NOW, errors_dropped=2, replay_count=1)
