@@ -122,18 +122,6 @@ def test_a_selection_is_a_single_operation(fleet: Lives, action: Any) -> None:
     assert (ended.state, ended.total, ended.succeeded, left(bridge)) == ("done", 16, 15, 5)
 
 
-def test_an_operation_of_the_version_before_is_taken_up(fleet: Lives) -> None:
-    """Its document is as 0.2.0 wrote it before the filter was a value."""
-    bridge, _ = fleet
-    bury_many(bridge, 5, type="a.b")
-    bury(bridge, "other", type="b")
-    keep(bridge, {"type": "a.*", "until": "2100-01-01T00:00:00.000Z", "text": "SLOW"})
-    (found,) = bridge.operations.list()
-    assert (found.state, found.kind["type"], found.where.text) == ("stopped", "a.*", "SLOW")
-    ended = bridge.operations.run(bridge.operations.resume(found.id))
-    assert (ended.state, ended.succeeded, left(bridge)) == ("done", 5, 1)
-
-
 def test_an_operation_with_a_field_of_a_newer_version_deletes_nothing(fleet: Lives) -> None:
     """It is listed all the same. Without that field its filter would choose more."""
     bridge, _ = fleet

@@ -173,12 +173,6 @@ def test_a_limit_out_of_range(bridge: Bridge, limit: Any) -> None:
         bridge.dead_letters.list(limit=limit)
 
 
-def test_a_cursor_of_somebody_elses(bridge: Bridge) -> None:
-    """The error names the cursor."""
-    with pytest.raises(ValueError, match=r"^cursor: 'page2' was not given out by this store$"):
-        bridge.dead_letters.list(cursor="page2")
-
-
 @pytest.mark.requirement("DLQ-003")
 def test_a_replay(bridge: Bridge) -> None:
     """The job keeps its id and its history and gets fresh attempts; the letter is gone."""
@@ -210,18 +204,6 @@ def test_a_replay_that_cannot_be_published(bridge: Bridge, raises: BaseException
     assert bridge.dead_letters.replay("j-1").replay_count == 1
 
 
-@pytest.mark.requirement("DLQ-003")
-def test_a_letter_of_a_framework_that_is_not_here(bridge: Bridge) -> None:
-    """The error names the framework, and the letter stays."""
-    live_and_die(bridge, "j-1")
-    del bridge.engine.context.publishers[FRAMEWORK]
-    with pytest.raises(
-        ConfigurationError, match=r"^dead letter 'j-1' belongs to outbox, .* no outbox app or"
-    ):
-        bridge.dead_letters.replay("j-1")
-    assert bridge.dead_letters.list().letters
-
-
 class Slow(Outbox):
     """A publisher that stays in the middle of publishing until the test lets it go."""
 
@@ -250,31 +232,6 @@ def test_while_one_replays_another_cannot(bridge: Bridge, name: str) -> None:
         slow.go.set()
         assert first.result(90).id == "j-1"
     assert len(slow.published) == 1
-
-
-@pytest.mark.requirement("DLQ-003")
-def test_two_operators_replay_everything_at_once(store: str) -> None:
-    """Each letter is published once, by one operator."""
-    first, _ = bridge_with_outbox(store)
-    second, _ = bridge_with_outbox(store)
-    names = [f"j-{n}" for n in range(20)]
-    for name in names:
-        live_and_die(first, name)
-    start = threading.Barrier(2)
-
-    def replay_all(bridge: Bridge) -> None:
-        start.wait(90)
-        for name in names:
-            try:
-                bridge.dead_letters.replay(name)
-            except LetterNotFound:
-                continue
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(replay_all, (first, second)))
-    published = [letter.id for b in (first, second) for letter, _ in outbox(b).published]
-    assert sorted(published) == sorted(names)
-    assert first.dead_letters.stats().total == 0
 
 
 class Doomed(Outbox):

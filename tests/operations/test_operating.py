@@ -333,16 +333,6 @@ def test_an_override_of_the_policy_that_is_wrong(fleet: Lives) -> None:
     assert (outbox.published, bridge.dead_letters.get("j-1").id) == ([], "j-1")
 
 
-def test_a_replay_of_a_task_that_is_gone(fleet: Lives) -> None:
-    """The replay is refused before a message is published."""
-    bridge, outbox = fleet
-    bury(bridge, "j-1", type="gone")
-    outbox.strangers = {"gone"}
-    with pytest.raises(ConfigurationError, match="which outbox here does not know"):
-        bridge.dead_letters.replay("j-1")
-    assert (outbox.published, bridge.dead_letters.get("j-1").id) == ([], "j-1")
-
-
 @pytest.mark.requirement("DLQ-006")
 def test_a_text_in_arguments_or_messages(fleet: Lives) -> None:
     """Upper and lower case are alike, on messages of both frameworks; the cursor goes on after the page."""

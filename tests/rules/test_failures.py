@@ -517,8 +517,8 @@ def test_any_encoder_takes_a_failure(encoder: str, exc: BaseException) -> None:
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)
-def test_any_encoder_takes_the_errors_of_the_version_before(encoder: str) -> None:
-    """It wrote lone surrogates, and its messages are still on their way after an upgrade."""
+def test_any_encoder_takes_the_errors_of_a_header_with_lone_surrogates(encoder: str) -> None:
+    """Another client may have written them."""
     state = {"v": 1, "attempt": 2, "errors": [{"attempt": 1, "message": LONE, "details": {"a": [LONE]}}]}
     for written in (state, json.dumps(state)):
         (entry,) = decode(written, Job("j", "t", "q", 2)).errors

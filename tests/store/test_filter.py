@@ -12,7 +12,7 @@ import pytest
 from ojs_bridge.store import EVERYTHING, Filter
 
 NOW = datetime(2026, 11, 25, tzinfo=timezone.utc)
-#: As 0.2.0 kept the choice of an operation, before the filter was a value.
+#: A filter as an operation keeps it.
 WRITTEN = {
     "queue": "mail",
     "type": "a.*",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import multiprocessing
 import os
 import random
@@ -21,7 +20,6 @@ import pytest
 
 from ojs_bridge import open_store
 from ojs_bridge.store import Due, Filter, Grant, Parked, Reservation, Settle, Store
-from ojs_bridge.store.records import from_json, to_json
 from tests.store.processes import in_processes
 from tests.store.test_store import AWKWARD, MATCHES, TYPES
 
@@ -82,12 +80,6 @@ def walk(store: Store, limit: int) -> Iterator[str]:
         cursor = page.next_cursor
         if cursor is None:
             return
-
-
-def test_a_record_of_a_newer_version_is_read() -> None:
-    """The record has a field that this version does not know."""
-    record = {**json.loads(to_json(parked())), "colour": "blue"}
-    assert from_json(Parked, json.dumps(record), next_retry_at=parked().next_retry_at) == parked()
 
 
 def test_everything_of_a_retry_comes_back(store: Store) -> None:
