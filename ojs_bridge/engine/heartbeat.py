@@ -119,12 +119,13 @@ class Heartbeat:
 
     def __init__(
         self,
-        store: ReservedRuns,
+        reserved: ReservedRuns,
         length: timedelta,
         clock: Callable[[], datetime],
         out_of_reach: timedelta = SUSPICION,
     ) -> None:
-        self._store = store
+        #: The store's part for reservations.
+        self.reserved = reserved
         self._length = length
         #: For how long another process may be under suspicion before it counts as dead.
         self.out_of_reach = out_of_reach
@@ -215,7 +216,7 @@ class Heartbeat:
             is_last = os.getpid() not in tuple(self.asking.values()) or time.monotonic() > late
             live, self._live = self._live, {}
             for reservation in live:
-                self._store.release(Settle(reservation, self.holder, self._clock() + KEEP))
+                self.reserved.release(Settle(reservation, self.holder, self._clock() + KEEP))
             time.sleep(0 if is_last else 0.01)
 
     def abandon(self, reservation: Reservation) -> None:
@@ -229,7 +230,7 @@ class Heartbeat:
         if self._live.get(reservation) in (thread, greenlet.getcurrent() if greenlet else thread):
             self.abandon(reservation)
             with suppress(StoreError):
-                self._store.release(Settle(reservation, self.holder, self._clock() + KEEP))
+                self.reserved.release(Settle(reservation, self.holder, self._clock() + KEEP))
                 self._orphans.discard(reservation)
 
     def holds(self, reservation: Reservation) -> bool:
@@ -254,7 +255,7 @@ class Heartbeat:
         if trusted and in_time and self.holds(reservation):
             return True
         until = self._clock() + self._length
-        return not self._store.extend([reservation], holder=self.holder, until=until)
+        return not self.reserved.extend([reservation], holder=self.holder, until=until)
 
     def is_of_family(self, holder: str) -> bool:
         """Return whether a holder was this process, or forked as this one was."""
@@ -272,7 +273,7 @@ class Heartbeat:
         """
         if lives_here(holder):
             return None
-        suspected = self._store.suspect(_family_of(holder), gone=gone)
+        suspected = self.reserved.suspect(_family_of(holder), gone=gone)
         if suspected is None:
             return None
         # Before that time the holder could not end the suspicion, either.
@@ -290,14 +291,14 @@ class Heartbeat:
         if is_told():
             # While the store is away it is told again and again: the worker has said that it is away.
             with suppress(StoreError):
-                self._store.suspect(_STOPS + self.family, gone=True)
+                self.reserved.suspect(_STOPS + self.family, gone=True)
                 return False
         return True
 
     def was_stopping(self, holder: str) -> bool:
         """Return whether a holder was told to stop; False if the store does not answer."""
         with suppress(StoreError):
-            return self._store.suspect(_STOPS + _family_of(holder), gone=False) is not None
+            return self.reserved.suspect(_STOPS + _family_of(holder), gone=False) is not None
         return False
 
     def asks_as_of(self, now: datetime) -> datetime:
@@ -367,10 +368,10 @@ class Heartbeat:
             if asked - self._cleared >= _SUSPICION_SECONDS:
                 self._doubted = asked
             held = self._live or self._lost or self._unsettled
-            if held and self._store.suspect(self.family, gone=False) is not None:
+            if held and self.reserved.suspect(self.family, gone=False) is not None:
                 # A process that is about to take over a run finds its reservation extended.
                 self._extend()
-                self._store.clear(self.family)
+                self.reserved.clear(self.family)
             self._cleared = asked
             if time.monotonic() >= self._due or self._unsettled or self._unreleased:
                 try:
@@ -402,18 +403,18 @@ class Heartbeat:
         if over := [reservation for reservation in orphans if reservation not in self._live]:
             # Long ago, for whoever asks in an outage or after it.
             until = self.asks_as_of(self._clock()) - self._length - timedelta(seconds=1)
-            self._store.extend(over, holder=self.holder, until=until)
+            self.reserved.extend(over, holder=self.holder, until=until)
         self._orphans.difference_update(orphans)
 
     def _catch_up(self) -> None:
         """Settle and release the reservations that the store could not settle or release in time."""
         for reservation, settle in tuple(self._unsettled.items()):
-            self._store.settle(settle)
+            self.reserved.settle(settle)
             self._unsettled.pop(reservation, None)
         for left in tuple(self._unreleased):
             ends, settle = left
             # The store may still carry out the request to reserve it after the release.
-            if self._store.release(settle) or time.monotonic() > ends:
+            if self.reserved.release(settle) or time.monotonic() > ends:
                 with suppress(ValueError):  # A process that ends may do the same beside the heartbeat.
                     self._unreleased.remove(left)
 
@@ -422,7 +423,7 @@ class Heartbeat:
         if not live:
             return
         asked, until = time.monotonic(), self._clock() + self._length
-        gone = frozenset(self._store.extend(live, holder=self.holder, until=until))
+        gone = frozenset(self.reserved.extend(live, holder=self.holder, until=until))
         self._extended = asked, frozenset(live) - gone
         missing, self._missing = self._missing, gone
         for reservation in gone & missing:
@@ -438,4 +439,4 @@ class Heartbeat:
             if at > self._lost:
                 keys += acknowledged
         for start in range(0, len(keys), _BATCH):
-            self._store.expire([Reservation(key, 0) for key in keys[start : start + _BATCH]])
+            self.reserved.expire([Reservation(key, 0) for key in keys[start : start + _BATCH]])

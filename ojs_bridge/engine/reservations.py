@@ -76,7 +76,7 @@ class Reservations:
 
     def __init__(
         self,
-        store: ReservedRuns | None,
+        reserved: ReservedRuns | None,
         retry: StorageRetry,
         length: timedelta,
         clock: Callable[[], datetime],
@@ -85,12 +85,11 @@ class Reservations:
         settle_behind: bool,
         out_of_reach: timedelta = SUSPICION,
     ) -> None:
-        self._store = store
-        self._behind = Behind(store.settle_all, was_lost) if settle_behind and store else None
+        self._behind = Behind(reserved.settle_all, was_lost) if settle_behind and reserved else None
         #: Whether many successes are settled in one step, and none behind its job.
-        self.settles_together = store is not None and self._behind is None
+        self.settles_together = reserved is not None and self._behind is None
         #: Extends the reservations of the runs that go on; None without a store.
-        self.heart = Heartbeat(store, length, clock, out_of_reach) if store else None
+        self.heart = Heartbeat(reserved, length, clock, out_of_reach) if reserved else None
         self._retry = retry
         self._length = length
         self._clock = clock
@@ -107,7 +106,7 @@ class Reservations:
         that does not answer is asked again as long as `wait` returns True. With `gone`, the broker has lost
         its connection to the worker that had the message.
         """
-        if self.heart is None or self._store is None:
+        if self.heart is None:
             return run
         heart, job = self.heart, run.job
         reservation = Reservation(job.key, job.fence)
@@ -115,16 +114,16 @@ class Reservations:
         if self._behind and job.key in self._behind.waiting:
             self._behind.flush(FLUSH_SECONDS)
         try:
-            answer = self._ask(self._store, heart, reservation, publication, wait)
+            answer = self._ask(heart, reservation, publication, wait)
             if answer.grant is _RESENT or (publication == UNTOLD and answer.grant is Grant.SETTLED):
-                job, answer = self._next_of_its_id(self._store, heart, job, publication, wait)
+                job, answer = self._next_of_its_id(heart, job, publication, wait)
                 reservation = Reservation(job.key, job.fence)
             is_held, wanting = answer.grant is Grant.HELD, run._replace(job=job)
             left = self._left_of(heart, answer, wanting, gone=gone) if is_held else None
             if left is not None and left <= timedelta() and answer.until:
                 # As if the reservation had run out. It is still held if it was extended meanwhile.
                 after = answer.until + timedelta(milliseconds=1)
-                answer = self._ask(self._store, heart, reservation, publication, wait, as_of=after)
+                answer = self._ask(heart, reservation, publication, wait, as_of=after)
         except StoreError:
             if can_wait and not self._fail_open:
                 raise
@@ -138,7 +137,7 @@ class Reservations:
         return self._refused(reserved, answer, left)
 
     def _next_of_its_id(
-        self, store: ReservedRuns, heart: Heartbeat, job: Job, publication: str, wait: Wait | None
+        self, heart: Heartbeat, job: Job, publication: str, wait: Wait | None
     ) -> tuple[Job, ReserveAnswer]:
         """Ask for a job whose id a user has sent before: it gets a chain of its own.
 
@@ -147,7 +146,7 @@ class Reservations:
         untold = [f"{job.chain}again{n}" for n in range(_AGAIN)]
         for chain in untold if publication == UNTOLD else [publication]:
             again = job._replace(chain=chain)
-            answer = self._ask(store, heart, Reservation(again.key, again.fence), publication, wait)
+            answer = self._ask(heart, Reservation(again.key, again.fence), publication, wait)
             if answer.grant is not Grant.SETTLED:
                 break
         return again, answer
@@ -221,8 +220,8 @@ class Reservations:
 
     def settle_successes(self, runs: Sequence[Run]) -> None:
         """Settle successes, in one step and one try; raises StoreError: then a later heartbeat does it."""
-        heart, store = self.heart, self._store
-        if heart is None or store is None:
+        heart = self.heart
+        if heart is None:
             return
         held = {run.reservation: run for run in runs if run.reservation and heart.holds(run.reservation)}
         if not held:
@@ -233,7 +232,7 @@ class Reservations:
             for reservation, run in held.items()
         ]
         try:
-            for lost in store.settle_all(orders):
+            for lost in heart.reserved.settle_all(orders):
                 was_lost(held[lost].job)
         except BaseException:
             # Not only a StoreError: an interrupt may break in, too.
@@ -251,18 +250,16 @@ class Reservations:
         The settlement is tried once, because the acknowledgement waits for it: if the worker is killed
         meanwhile, the job runs again. Raises StoreError: then a later heartbeat settles the run.
         """
-        reservation, heart, store = run.reservation, self.heart, self._store
-        if reservation is None or heart is None or store is None:
-            return
-        if not (run.abandoned or heart.holds(reservation)):
+        reservation, heart = run.reservation, self.heart
+        if reservation is None or heart is None or not (run.abandoned or heart.holds(reservation)):
             return
         holder, job = None if run.abandoned else heart.holder, run.job if ends and reservation.fence else None
         settle = Settle(reservation, holder, self._clock() + KEEP, job=job)
         try:
             if not used:
                 # A pool that kills a run has told of it before the run hears of it.
-                self._retry.run(store.release, settle)
-            elif not store.settle(settle):
+                self._retry.run(heart.reserved.release, settle)
+            elif not heart.reserved.settle(settle):
                 was_lost(run.job)
         except BaseException:
             # Not only a StoreError: an interrupt may break in, too.
@@ -321,8 +318,8 @@ class Reservations:
 
     def suspect(self, family: str) -> None:
         """Suspect a family of processes to be dead: the broker has lost their connection."""
-        if self._store and family:
-            self._store.suspect(family, gone=True)
+        if self.heart and family:
+            self.heart.reserved.suspect(family, gone=True)
 
     def lost_connection(self) -> None:
         """Note that a connection was lost on which messages were acknowledged."""
@@ -331,12 +328,13 @@ class Reservations:
 
     def prove(self) -> None:
         """Prove that the store can be written: reserve and release something; raises StoreError."""
-        if self._store is None:
+        if self.heart is None:
             return
         proof, now = Reservation(f"proof:{uuid.uuid4()}", 0), self._clock()
         until = now + self._length
-        self._store.reserve(proof, publication="", holder="proof", mark=proof.key, now=now, until=until)
-        self._store.release(Settle(proof, "proof", now))
+        reserved = self.heart.reserved
+        reserved.reserve(proof, publication="", holder="proof", mark=proof.key, now=now, until=until)
+        reserved.release(Settle(proof, "proof", now))
 
     def starts(self) -> Iterator[Callable[[], object]]:
         """Yield what starts each of the threads of this process; raises StoreError where none can start."""
@@ -358,7 +356,6 @@ class Reservations:
 
     def _ask(
         self,
-        store: ReservedRuns,
         heart: Heartbeat,
         wanted: Reservation,
         publication: str,
@@ -373,7 +370,7 @@ class Reservations:
             now = self._clock()
             try:
                 heart.start()
-                answer = store.reserve(
+                answer = heart.reserved.reserve(
                     wanted,
                     publication=publication,
                     holder=heart.holder,

@@ -20,7 +20,7 @@ from ojs_bridge.engine.runs import Drop, Lost, Onward, Postpone, Run
 from ojs_bridge.rules.decision import Complete, DeadLettered, Discarded, RetryAt
 from ojs_bridge.rules.failures import VISIBILITY_TIMEOUT, Failure
 from ojs_bridge.rules.job import Job
-from ojs_bridge.store import EVERYTHING, Letter, Reservation, Store
+from ojs_bridge.store import EVERYTHING, Letter, Reservation, Settle, Store
 from tests.conftest import store_url
 from tests.engine.test_reservations import JOB, SHORT, abandon, begin, run
 from tests.lives import FRAMEWORK, Outbox
@@ -229,17 +229,14 @@ def succeed(bridge: Bridge, begun: Run, way: str) -> None:
     else:
         heart = bridge.engine.reservations.heart
         assert heart
-        settle, bridge.engine.reservations._store = bridge.engine.reservations._store, Failing()  # type: ignore[assignment]
-        bridge.engine.settling.settle(begun, Complete())
-        bridge.engine.reservations._store = settle
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(heart.reserved, "settle", fails_to_settle)
+            bridge.engine.settling.settle(begun, Complete())
         eventually(lambda: not heart._unsettled, what="it was settled later")
 
 
-class Failing:
-    """A store that settles nothing."""
-
-    def settle(self, *_: Any) -> bool:
-        raise StoreError("away")
+def fails_to_settle(_: Settle) -> bool:
+    raise StoreError("away")
 
 
 WAYS = ["alone", "in a lot", "later", "discarded"]
