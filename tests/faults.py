@@ -77,7 +77,7 @@ STEPS_OF = {
     ],
 }
 #: The steps of Celery after a crash, and after a job has ended.
-AFTERWARDS = ["celery.delivery:Delivery.resume", "celery.holding:RequestHolding.forget"]
+AFTERWARDS = ["celery.delivery:Delivery.resume", "celery.keeping:RequestKeeping.forget"]
 
 
 class Faults:

@@ -92,9 +92,9 @@ def live_and_die(bridge: Bridge, job_id: str, message: str = "down", *, state: s
     while True:
         job, run, decision = attempt(bridge, job, ConnectionError(f"{message} {job.attempt}"))
         if isinstance(decision, DeadLettered):
-            bridge.engine.keeping.bury(run, job, decision, FRAMEWORK, {"args": [job_id]})
+            bridge.engine.storing.bury(run, job, decision, FRAMEWORK, {"args": [job_id]})
         if isinstance(decision, RetryAt):
-            last = bridge.engine.keeping.header(job).text
+            last = bridge.engine.storing.header(job).text
         bridge.engine.settling.settle(run, decision)
         if not isinstance(decision, RetryAt):
             return last

@@ -251,7 +251,7 @@ def test_without_a_store_nothing_is_buried() -> None:
     bridge = Bridge()
     with pytest.raises(StoreError):
         decision = DeadLettered("handler", Failure("a.b"), "why")
-        bridge.engine.keeping.bury(Refuse(JOB, decision), JOB, decision, "x", {})
+        bridge.engine.storing.bury(Refuse(JOB, decision), JOB, decision, "x", {})
 
 
 # A message with this many errors of this size: some are dropped, some carried in part, some whole.
@@ -263,7 +263,7 @@ def state_after(bridge: Bridge, failures: int, message: str) -> tuple[Job, str]:
     job, text = JOB, ""
     for n in range(1, failures + 1):
         job, _, _ = attempt(bridge, job, ConnectionError(f"{message} {n}"))
-        text = bridge.engine.keeping.header(job).text
+        text = bridge.engine.storing.header(job).text
         job = decode(text, JOB._replace(attempt=job.attempt))
     return job, text
 
@@ -321,7 +321,7 @@ def test_a_job_that_is_buried_twice_keeps_its_history(url: str, message: str) ->
     before = bridge.dead_letters.get("j-1").errors
     job, run, decision = attempt(bridge, decode(last, JOB._replace(attempt=15)), OSError("again"))
     assert isinstance(decision, DeadLettered)
-    bridge.engine.keeping.bury(run, job, decision, FRAMEWORK, {})
+    bridge.engine.storing.bury(run, job, decision, FRAMEWORK, {})
     after = bridge.dead_letters.get("j-1").errors
     assert after[:-1] == before[:-1]
     assert (len(after), after[-1]["message"]) == (15, "again")
@@ -335,9 +335,9 @@ def test_a_job_that_starts_afresh_keeps_its_history(url: str) -> None:
     job = decode(text, JOB)
     for n in range(1, 13):
         job, run, _ = attempt(bridge, job, OSError(f"second {n}"))
-        job = decode(bridge.engine.keeping.header(job).text, JOB._replace(attempt=job.attempt))
+        job = decode(bridge.engine.storing.header(job).text, JOB._replace(attempt=job.attempt))
     last = DeadLettered("handler", Failure("a.b"), "why")
-    bridge.engine.keeping.bury(run, bridge.engine.carrying.after(job, last), last, FRAMEWORK, {})
+    bridge.engine.storing.bury(run, bridge.engine.carrying.after(job, last), last, FRAMEWORK, {})
     messages = [entry["message"] for entry in bridge.dead_letters.get("j-1").errors]
     assert messages == [*(f"first {n}" for n in range(1, 13)), *(f"second {n}" for n in range(1, 13)), ""]
 
@@ -390,10 +390,10 @@ def test_a_hostile_history_stops_nothing(url: str, state: dict[str, Any]) -> Non
     bridge, _ = bridge_with_outbox(url)
     job = decode({"v": 1, "attempt": 1, **state}, JOB)
     job, run, _ = attempt(bridge, job, OSError("down"))
-    job = decode(bridge.engine.keeping.header(job).text, JOB._replace(attempt=2))
+    job = decode(bridge.engine.storing.header(job).text, JOB._replace(attempt=2))
     job, run, _ = attempt(bridge, job, OSError("down"))
     decision = DeadLettered("handler", Failure("a.b"), "why")
-    bridge.engine.keeping.bury(run, job, decision, FRAMEWORK, {})
+    bridge.engine.storing.bury(run, job, decision, FRAMEWORK, {})
     errors: tuple[ErrorEntry, ...] = bridge.dead_letters.get("j-1").errors
     assert len(errors) >= min(len(state["errors"]) + 2, 11)
     bridge.dead_letters.replay("j-1")

@@ -122,7 +122,7 @@ WITHIN = {
     "engine.reservations.TakenOver": "ends a run that is not heard any more",
     "engine.carrying.NotCarried": "sends a message back to its broker",
     "engine.reservations.Unanswered": "lets a job wait for its store",
-    "celery.ends.Hold": "keeps a message that waits",
+    "celery.ends.Keep": "keeps a message that waits",
     "celery.task.BrokenOff": "ends a run in the worker's own process",
     "dramatiq.delivery.Skipped": "ends a delivery without a run",
     "dramatiq.translate.NotRun": "the base of what is exported",

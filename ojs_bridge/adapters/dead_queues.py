@@ -11,9 +11,9 @@ from datetime import datetime
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from ..engine.keeping import letter_of
 from ..engine.runs import Refuse, Run
 from ..engine.storage_retry import pause
+from ..engine.storing import letter_of
 from ..errors import InvalidRetryPolicy, InvalidState
 from ..operations.letters import CLAIM_SECONDS
 from ..rules.decision import EXPIRED, Cause, DeadLettered

@@ -150,7 +150,7 @@ should_stop = vital("should_stop", _STATE, "give an attempt back when a shutdown
 call_soon = vital("call_soon", _CONSUMER, "hand a job that waited to the pool")
 on_task_request = vital("on_task_request", _CONSUMER, "hand a job that waited to the pool")
 create_task_handler = minor("create_task_handler", _CONSUMER, "know that a worker still takes messages")
-task_buckets = minor("task_buckets", _CONSUMER, "know whether a rate limit holds jobs back")
+task_buckets = minor("task_buckets", _CONSUMER, "know whether a rate limit keeps jobs back")
 soft_timeout_signal = vital(
     "SIG_SOFT_TIMEOUT", "billiard.pool", "let no soft time limit strike while an outcome is carried out"
 )

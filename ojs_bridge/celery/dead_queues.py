@@ -70,8 +70,8 @@ class CeleryDeadQueues:
         all_letters: list[Letter] = []
         with self._reaching() as places:
             for queue in sorted(queues_of(self._app)):
-                held = places.read(dead_name(queue), most - len(all_letters))
-                letters = (self._letter(message, queue) for message in held)
+                found = places.read(dead_name(queue), most - len(all_letters))
+                letters = (self._letter(message, queue) for message in found)
                 all_letters += [letter for letter in letters if letter is not None]
         return all_letters
 
@@ -82,8 +82,8 @@ class CeleryDeadQueues:
         def is_it(message: Any) -> bool:
             if str(message.headers.get("id")) != letter.job_id:
                 return False
-            held = self._letter(message, queue)
-            return held is not None and held.message == letter.message
+            found = self._letter(message, queue)
+            return found is not None and found.message == letter.message
 
         with self._reaching() as places:
             return places.take(dead_name(queue), is_it, lambda: then(letter))
@@ -101,8 +101,8 @@ class CeleryDeadQueues:
         bare = self._ended(wire)
         engine = self._bridge.engine
         policy = self._policy_of(compat.task_in(self._app.tasks, bare.type))
-        begun = engine.admit(decoded(wire.headers.get(HEADER), bare), bare, policy)
-        return found_letter(begun, NAME, self._kept(wire), at=None, now=engine.now())
+        run = engine.admit(decoded(wire.headers.get(HEADER), bare), bare, policy)
+        return found_letter(run, NAME, self._kept(wire), at=None, now=engine.now())
 
     def _wire(self, message: Any, queue: str) -> Wire:
         """Return the wire form of a dead message, with the queue that it came from."""

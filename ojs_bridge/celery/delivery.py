@@ -39,9 +39,9 @@ from .ends import (
     Unsettled,
     carried_on,
     end_of,
-    kept,
+    kept_here,
+    kept_or_lost,
     portable,
-    until_begun,
 )
 from .installation import attach, installation, task_policy
 from .wire import KEY, NAME, OUTCOME, Carried, Wire, known
@@ -104,7 +104,7 @@ class Delivery:
             return wires.Outgoing(wire, None, parameters)
         if self.at_once and onward.decision is not None:
             # A due time would only postpone it.
-            header = self.engine.keeping.header(onward.job._replace(next_retry_at=None))
+            header = self.engine.storing.header(onward.job._replace(next_retry_at=None))
             asked = self.asked and self.asked.sig
             again = eager_signature(self.task, self.request, asked, onward.job, header)
             return wires.Outgoing(wire, None, parameters, again)
@@ -124,19 +124,19 @@ class Delivery:
         """Bury the message in its queue's dead queue; False if there is none, or for an eager task."""
         if self.at_once:
             return False
-        header = self.engine.keeping.last_header(job)
+        header = self.engine.storing.last_header(job)
         changes = {"retries": job.attempt, **({} if header is None else {HEADER: header.text})}
         return self.own.broker.is_buried(self.engine, self.wire, changes, can_wait=self.can_wait)
 
-    def judge(self, begun: Run, outcome: BaseException | Outcome) -> Decision:
+    def judge(self, run: Run, outcome: BaseException | Outcome) -> Decision:
         """Return the decision about a run. Celery sends a retry that comes too late, and revokes it then."""
-        if begun.job.expires and begun.task.layers.is_native:
-            begun = begun._replace(job=begun.job._replace(expires=None))
-        return self.engine.judge(begun, outcome)
+        if run.job.expires and run.task.layers.is_native:
+            run = run._replace(job=run.job._replace(expires=None))
+        return self.engine.judge(run, outcome)
 
     def conclude(
         self,
-        begun: Run | Refuse,
+        run: Run | Refuse,
         decision: Decision,
         shown: Exception,
         *,
@@ -150,18 +150,18 @@ class Delivery:
         """
         self.changed, self.asked = wish.wire if wish else changed, wish and wish.signal
         try:
-            self.engine.settling.check(begun, can_wait=self.can_wait, waits=True)
+            self.engine.settling.check(run, can_wait=self.can_wait, waits=True)
             if wish and wish.accepted and wish.wire is None and not self.at_once:
                 # The task's own code has sent the retry by itself, or has sent none.
-                settlement: Settlement[wires.Outgoing] = Settlement(begun, begun.job, decision)
+                settlement: Settlement[wires.Outgoing] = Settlement(run, run.job, decision)
             else:
-                settlement = self.engine.carrying.carry(begun, decision, self)
+                settlement = self.engine.carrying.carry(run, decision, self)
         except TakenOver as late:
             return self.dropped(late)
         except (NotCarried, StoreError) as left:
             decision, error = getattr(left, "decision", decision), getattr(left, "error", left)
-            return self.keep(begun, error, Unsettled(os.getpid(), decision, shown, self.changed))
-        self.engine.settling.settle(begun, settlement.decision)
+            return self.keep(run, error, Unsettled(os.getpid(), decision, shown, self.changed))
+        self.engine.settling.settle(run, settlement.decision)
         return end_of(self.task, self.request, settlement, shown, wish)
 
     def dropped(self, late: TakenOver) -> End:
@@ -170,39 +170,39 @@ class Delivery:
         # The worker that took the run over may have died since. The next delivery finds out.
         return GivenBack(str(late)) if self.can_wait else Done(str(late))
 
-    def keep(self, begun: Run | Refuse, error: Exception, unsettled: Unsettled) -> End:
+    def keep(self, run: Run | Refuse, error: Exception, unsettled: Unsettled) -> End:
         """Return the end of a delivery whose outcome has to wait."""
-        if isinstance(begun, Run):
-            self.engine.reservations.expire(begun)
-        return kept(self.request, error, portable(unsettled), returnable=self.can_wait)
+        if isinstance(run, Run):
+            self.engine.reservations.expire(run)
+        return kept_or_lost(self.request, error, portable(unsettled), returnable=self.can_wait)
 
-    def not_run(self, begun: Lost | Postpone | Drop | Refuse) -> End:
+    def not_run(self, admission: Lost | Postpone | Drop | Refuse) -> End:
         """Carry out the engine's answer to a delivery whose task is not run."""
-        match begun:
-            case Lost() if carried_on(self.task, self.request, begun.run.began):
-                self.engine.settling.settle(begun.run, Complete())
+        match admission:
+            case Lost() if carried_on(self.task, self.request, admission.run.began):
+                self.engine.settling.settle(admission.run, Complete())
                 return Done("its worker had stored its success before it died")
             case Lost():
-                decision = self.judge(begun.run, begun.failure)
-                return self.conclude(begun.run, decision, LostAttempt(begun.failure.message))
+                decision = self.judge(admission.run, admission.failure)
+                return self.conclude(admission.run, decision, LostAttempt(admission.failure.message))
             case Postpone():
-                return self.postpone(begun)
+                return self.postpone(admission)
             case Refuse():
-                return self.refuse(begun)
+                return self.refuse(admission)
             case Drop():
-                return Done(begun.reason)
+                return Done(admission.reason)
 
     def refuse(self, refused: Refuse) -> End:
         """Keep a job that cannot be read as a dead letter."""
         return self.conclude(refused, refused.decision, RefusedJob(refused.decision.reason))
 
-    def postpone(self, begun: Postpone) -> End:
+    def postpone(self, early: Postpone) -> End:
         """Send a job on that came before its time."""
         try:
-            sent = self.engine.carrying.postpone(begun, self)
+            sent = self.engine.carrying.postpone(early, self)
         except Exception as error:  # noqa: BLE001 - the job waits in the worker
-            return until_begun(error)
-        return self.refuse(sent) if isinstance(sent, Refuse) else Done(begun.reason)
+            return kept_here(error)
+        return self.refuse(sent) if isinstance(sent, Refuse) else Done(early.reason)
 
     def resume(self, process: int | None) -> Run | Drop | Postpone | Refuse:
         """Return the run that another process of this machine began and did not end; raises StoreError."""
@@ -211,10 +211,10 @@ class Delivery:
             job, bare, task_policy(self.task.app, self.task), publication=self.publication, process=process
         )
 
-    def unbegun(self, error: Exception) -> End:
+    def could_not_begin(self, error: Exception) -> End:
         """Keep a job that could not be begun."""
         if not self.request.is_eager and is_of_process(error, *self.parts):
-            return until_begun(error, self.unsettled)
+            return kept_here(error, self.unsettled)
         logger.error("job %s could not be begun", known(self.request), exc_info=error)
         try:
             job, bare = self.read()
@@ -223,7 +223,7 @@ class Delivery:
         try:
             return self.refuse(self.engine.refuse(job if isinstance(job, Job) else bare, error))
         except Exception as worse:  # noqa: BLE001 - the delivery itself is the last place for the job
-            return kept(self.request, worse, returnable=self.can_wait)
+            return kept_or_lost(self.request, worse, returnable=self.can_wait)
 
 
 def outcome_asked(wish: Wish, run: Run, now: datetime) -> Outcome:

@@ -105,16 +105,18 @@ class Over(NamedTuple):
 End: TypeAlias = Done | GivenBack | Kept | Again | Over
 
 
-def until_begun(error: BaseException, outcome: Unsettled | None = None) -> Kept:
+def kept_here(error: BaseException, outcome: Unsettled | None = None) -> Kept:
     """Return the end of a delivery that the worker keeps until its job can begin, or its run end."""
     is_store = isinstance(error, StoreError)
     return Kept(str(error) if is_store else safe_repr(error), needs_store=is_store, outcome=outcome)
 
 
-def kept(request: Any, error: BaseException, outcome: Unsettled | None = None, *, returnable: bool) -> End:
+def kept_or_lost(
+    request: Any, error: BaseException, outcome: Unsettled | None = None, *, returnable: bool
+) -> End:
     """Return the end of a delivery without another place: the worker keeps it, if the broker still has it."""
     if returnable:
-        return until_begun(error, outcome)
+        return kept_here(error, outcome)
     why = safe_repr(error)
     logger.critical("job %s is lost, being acknowledged before it ran: %s", known(request), why)
     return Over(shown_exception(error))
@@ -134,7 +136,7 @@ def _can_be_sent(unsettled: Unsettled) -> bool:
     return True
 
 
-class Hold(Reject):  # type: ignore[misc]
+class Keep(Reject):  # type: ignore[misc]
     """Raised where a task runs: the worker is to keep the delivery, and to hand it to its pool again.
 
     Without the bridge's request, and in a worker that stops, it is a Reject like any other: the message goes
@@ -150,7 +152,7 @@ class Hold(Reject):  # type: ignore[misc]
         return self.kept.why
 
     def __reduce__(self) -> Any:
-        return Hold, (self.kept, self.requeue)
+        return Keep, (self.kept, self.requeue)
 
 
 def end_of(
@@ -161,13 +163,13 @@ def end_of(
     The message of a job that has ended is acknowledged if its letter has a place, in the store or in its
     queue's dead queue, or if its handler wants no letter.
     """
-    begun, decision = settlement.run, settlement.decision
-    if isinstance(decision, (RetryAt, SnoozeUntil)) and isinstance(begun, Run):
+    run, decision = settlement.run, settlement.decision
+    if isinstance(decision, (RetryAt, SnoozeUntil)) and isinstance(run, Run):
         asked = wish and wish.signal
         when = asked.when if asked else whole(decision.delay)
         cause = None if wish is not None and wish.exc is None else shown
         again = settlement.message and settlement.message.signature
-        return Again(begun, when, cause, shown, again or (asked and asked.sig))
+        return Again(run, when, cause, shown, again or (asked and asked.sig))
     if request.is_eager:
         return Over(shown)
     if isinstance(decision, DeadLettered):
@@ -190,7 +192,7 @@ def telling(task: Task, request: Any, end: End) -> Exception:
         case GivenBack():
             told = Reject(end.why, requeue=True)
         case Kept():
-            told = Hold(end)
+            told = Keep(end)
         case Again():
             try:
                 told = Retry(exc=end.cause, when=end.when, is_eager=request.is_eager, sig=end.signature)

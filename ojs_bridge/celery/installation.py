@@ -79,7 +79,7 @@ class Installation:
     settings: dict[str, Settings] = field(default_factory=dict)
     checked: dict[str, Task] = field(default_factory=dict)
     #: What keeps the messages of its workers in this process; mostly there is one.
-    holding: WeakSet[Any] = field(default_factory=WeakSet)
+    keepers: WeakSet[Any] = field(default_factory=WeakSet)
     #: The requests that run in threads or greenlets of this process, each with what tells that it has ended.
     running: dict[Any, Any] = field(default_factory=dict)
 
@@ -146,7 +146,7 @@ def prepare(app: Celery) -> Installation:
         own.is_prepared = True
         app.steps["worker"].add("ojs_bridge.celery.worker:StartUp")
         app.steps["consumer"].add("ojs_bridge.celery.worker:KeepsMessages")
-        app.steps["consumer"].add("ojs_bridge.celery.holding:RequestHolding")
+        app.steps["consumer"].add("ojs_bridge.celery.keeping:RequestKeeping")
         app.steps["consumer"].add("ojs_bridge.celery.worker:ConsumerWatch")
         _read_retry_option(app)
         compat.warn_outside(app)
@@ -244,7 +244,7 @@ def _tell_apart(app: Celery, name: str, options: dict[str, Any]) -> None:
     else:
         job = running._replace(attempt=sent.attempt) if running and name == task.name else sent
     if isinstance(job, Job):
-        header = engine.keeping.header(job._replace(next_retry_at=None, chain=uuid.uuid4().hex))
+        header = engine.storing.header(job._replace(next_retry_at=None, chain=uuid.uuid4().hex))
         options["headers"] = {**headers, HEADER: header.text}
 
 

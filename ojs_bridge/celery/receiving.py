@@ -52,7 +52,7 @@ _NOT_EMBEDDED = frozenset(
 )
 
 
-def keeping(task: Task, consumer: Any, handler: Handler, natively: Callable[[], Handler]) -> Handler:
+def receiver(task: Task, consumer: Any, handler: Handler, natively: Callable[[], Handler]) -> Handler:
     """Return a task's message handler, which keeps a message that it cannot handle.
 
     A broadcast goes to Celery's own handler: each worker has a copy under the same id, a store would let one
@@ -165,7 +165,7 @@ def _is_kept(task: Task, message: Any, error: Exception) -> bool:
             # A dead letter is found by its id.
             letter = wires.Outgoing(wire, parameters=parameters_of(task.run)) if refused.job.id else None
             ended = engine.carrying.after(refused.job, refused.decision)
-            if not engine.keeping.is_buried(refused, ended, refused.decision, NAME, letter):
+            if not engine.storing.is_buried(refused, ended, refused.decision, NAME, letter):
                 installation(app).broker.is_buried(engine, wire, {}, can_wait=True)
         engine.settling.settle(refused, refused.decision)
         harmless(refused.job, task.backend.mark_as_failure, refused.job.id, error)
@@ -209,7 +209,7 @@ class Outside:
         return isinstance(job, Job) and not job.retry and not self._is_early(job, headers.get("eta"))
 
     def _is_early(self, job: Job, eta: object) -> bool:
-        """Return whether a job comes before its time; its worker holds it until its `eta`."""
+        """Return whether a job comes before its time; its worker keeps it until its `eta`."""
         due, app = job.next_retry_at, self._task.app
         if due is None:
             return False

@@ -33,7 +33,7 @@ from .ends import (
     Done,
     End,
     GivenBack,
-    Hold,
+    Keep,
     Kept,
     Over,
     count_in_chord,
@@ -41,8 +41,8 @@ from .ends import (
     requeues,
     telling,
 )
-from .holding import await_stop, hold, is_cold, may_be_of_a_stop
 from .installation import installation
+from .keeping import await_stop, is_cold, keep, may_be_of_a_stop
 from .wire import KEY, OUTCOME, carried, chain_of, known
 
 logger = logging.getLogger("ojs_bridge")
@@ -52,7 +52,7 @@ class OJSRequest(Request):  # type: ignore[misc]
     """A request whose job runs under the bridge."""
 
     _ojs_settled = False
-    _ojs_held_at = 0.0
+    _ojs_kept_at = 0.0
     _ojs_cancelled = False
     _ojs_began: datetime | None = None
     acknowledged: bool
@@ -89,8 +89,8 @@ class OJSRequest(Request):  # type: ignore[misc]
             headers, own = self.request_dict, self._ojs_own
             if own.bridge and own.bridge.store and not headers.get("retries") and HEADER not in headers:
                 key = Job(str(self.id), "", "", chain=chain_of(headers)).key
-                for holding in tuple(own.holding):
-                    holding.forget(self, Reservation(key, 0))
+                for keeper in tuple(own.keepers):
+                    keeper.forget(self, Reservation(key, 0))
         except Exception:
             logger.exception("job %s: the store keeps its last reservation for a day", known(self))
 
@@ -125,7 +125,7 @@ class OJSRequest(Request):  # type: ignore[misc]
         raised = exc_info.exception
         if isinstance(raised, ExceptionWithTraceback):
             raised = raised.exc
-        if isinstance(raised, Hold) and self._ojs_hold(raised.kept):
+        if isinstance(raised, Keep) and self._ojs_keep(raised.kept):
             return None
         if ACKNOWLEDGED in vars(raised):
             self._ojs_leave(vars(raised)[ACKNOWLEDGED])
@@ -161,8 +161,8 @@ class OJSRequest(Request):  # type: ignore[misc]
 
     @property
     def ojs_age(self) -> float:
-        """The seconds for which the worker has held the message."""
-        return time.monotonic() - self._ojs_held_at if self._ojs_held_at else 0.0
+        """The seconds for which the worker has kept the message."""
+        return time.monotonic() - self._ojs_kept_at if self._ojs_kept_at else 0.0
 
     def ojs_send_on(self) -> bool:
         """Publish the message of a job that waits anew, and acknowledge it; False if that cannot be."""
@@ -175,12 +175,12 @@ class OJSRequest(Request):  # type: ignore[misc]
             self.acknowledge()
         return sent
 
-    def _ojs_hold(self, kept: Kept, again: Callable[[], object] | None = None) -> bool:
+    def _ojs_keep(self, kept: Kept, again: Callable[[], object] | None = None) -> bool:
         """Let the worker keep the message; False if it cannot."""
-        self._ojs_held_at = self._ojs_held_at or time.monotonic()
+        self._ojs_kept_at = self._ojs_kept_at or time.monotonic()
         if kept.outcome is not None:
             self.request_dict["properties"] = {**self.request_dict["properties"], OUTCOME: kept.outcome}
-        return hold(self.app, self, kept, again)
+        return keep(self.app, self, kept, again)
 
     def _ojs_delivery(self) -> Delivery:
         # It takes the message out of its context, and another run may follow.
@@ -199,9 +199,9 @@ class OJSRequest(Request):  # type: ignore[misc]
         """Release the reservation of a run whose process ended with its worker."""
         delivery = self._ojs_delivery()
         with at_once(), suppress(StoreError):
-            begun = delivery.resume(self.worker_pid)
-            if isinstance(begun, Run):
-                delivery.engine.settling.release(begun)
+            run = delivery.resume(self.worker_pid)
+            if isinstance(run, Run):
+                delivery.engine.settling.release(run)
 
     def _ojs_give_back(self) -> None:
         """Give the message back, its attempt unused: the worker's shutdown ended the process."""
@@ -229,7 +229,7 @@ class OJSRequest(Request):  # type: ignore[misc]
             logger.exception("job %s: its crash cannot be judged", known(self))
             end = Kept(repr(error))
         again = partial(self._ojs_end, exc, exc_info, process, natively)
-        if isinstance(end, Kept) and self._ojs_hold(Kept(end.why), again):
+        if isinstance(end, Kept) and self._ojs_keep(Kept(end.why), again):
             return
         compat.task_ready(state)(self)
         match end:
@@ -273,18 +273,18 @@ def crashed(delivery: Delivery, crash: Exception, process: int | None, began: da
     `process` is its number; None if the child died at once. It `began` the job at about this time. If the
     broker still has the message, the attempt is lost, whatever `retry_on` says. Raises StoreError.
     """
-    begun, task = delivery.resume(process), delivery.task
-    if not isinstance(begun, Run):
-        return delivery.not_run(begun)
-    begun = begun._replace(began=begun.began or began)
+    run, task = delivery.resume(process), delivery.task
+    if not isinstance(run, Run):
+        return delivery.not_run(run)
+    run = run._replace(began=run.began or began)
     lost = isinstance(crash, WorkerLostError) and task.acks_late
-    final = None if lost else begun.task.layers.retries.rules_out(crash)
-    decision = delivery.judge(begun, outcome_of(crash, begun.task.errors, final))
-    if requeues(task, crash) and isinstance(decision, Discarded) and begun.task.layers.is_native:
+    final = None if lost else run.task.layers.retries.rules_out(crash)
+    decision = delivery.judge(run, outcome_of(crash, run.task.errors, final))
+    if requeues(task, crash) and isinstance(decision, Discarded) and run.task.layers.is_native:
         # No owner has said how often the job runs: Celery runs it again.
-        delivery.engine.settling.release(begun)
+        delivery.engine.settling.release(run)
         return Over(crash)
-    return delivery.conclude(begun, decision, crash)
+    return delivery.conclude(run, decision, crash)
 
 
 def _once(message: Any, settle: Callable[..., None], **options: Any) -> None:

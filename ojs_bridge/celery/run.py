@@ -38,7 +38,7 @@ from ..rules.failures import ANSWERS, Failure, name_of, outcome_of, traceback_of
 from ..rules.job import Job
 from . import compat
 from .delivery import Delivery, outcome_asked, task_outcome
-from .ends import Again, End, Kept, Over, Unsettled, reopen_chord, shown_exception, telling, until_begun
+from .ends import Again, End, Kept, Over, Unsettled, kept_here, reopen_chord, shown_exception, telling
 from .installation import task_policy
 from .native import AUTORETRYING
 from .wire import NAME
@@ -52,7 +52,7 @@ class TaskRun:
     """One run of a task under the bridge; the engine decides, the run and its delivery carry out."""
 
     delivery: Delivery
-    begun: Run | None = None
+    admitted: Run | None = None
     #: The failure for which the bridge calls the task's own `retry`.
     failed: Failed | None = None
     #: The retry that the task has asked for, or that the bridge has asked the task's own `retry` for.
@@ -63,7 +63,7 @@ class TaskRun:
     @property
     def job(self) -> Job | None:
         """The job of this run; None before it has begun."""
-        return self.begun and self.begun.job
+        return self.admitted and self.admitted.job
 
     def run(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the user's code and carry the decision out; raises the exception that tells Celery of it."""
@@ -82,10 +82,10 @@ class TaskRun:
             except SoftTimeLimitExceeded as struck:
                 with undisturbed():
                     is_kept = delivery.can_wait
-                    end = until_begun(struck) if is_kept else self._safely(self._out_of_time, struck)
+                    end = kept_here(struck) if is_kept else self._safely(self._out_of_time, struck)
                     raise telling(task, request, end) from None
-        if engine.instruments.all and self.begun is not None:
-            enter = functools.partial(engine.instruments.running, NAME, self.begun, delivery.headers)
+        if engine.instruments.all and self.admitted is not None:
+            enter = functools.partial(engine.instruments.running, NAME, self.admitted, delivery.headers)
             return run_within(enter, self._run, body, args, kwargs)
         return self._run(body, args, kwargs)
 
@@ -108,8 +108,8 @@ class TaskRun:
             self._leave_to_celery(raised)
             raise raised
         if not is_the_tasks_own(raised, task, request):
-            if self.begun is not None:
-                self.delivery.engine.settling.release(self.begun)
+            if self.admitted is not None:
+                self.delivery.engine.settling.release(self.admitted)
             raise raised
         with undisturbed():
             told = telling(task, request, self._fail(raised))
@@ -121,7 +121,7 @@ class TaskRun:
         task, request = delivery.task, delivery.request
         try:
             job, bare = delivery.read()
-            begun = engine.begin(
+            admission = engine.begin(
                 *(job, bare, task_policy(task.app, task)),
                 publication=delivery.publication,
                 redelivered=not delivery.publication,
@@ -132,46 +132,46 @@ class TaskRun:
             raise
         except Exception as error:  # noqa: BLE001 - Celery would take it for an error of the task
             with undisturbed():
-                end = (until_begun if may_pass(delivery, error) else delivery.unbegun)(error)
+                end = (kept_here if may_pass(delivery, error) else delivery.could_not_begin)(error)
                 raise telling(task, request, end) from None
-        request.ojs_held = isinstance(begun, (Run, Lost)) and (engine.reservations.heart, begun)
-        if isinstance(begun, Run):
-            self.begun = begun
-            return begun
+        request.ojs_reserved = isinstance(admission, (Run, Lost)) and (engine.reservations.heart, admission)
+        if isinstance(admission, Run):
+            self.admitted = admission
+            return admission
         with undisturbed():
-            raise telling(task, request, self._safely(delivery.not_run, begun))
+            raise telling(task, request, self._safely(delivery.not_run, admission))
 
     def _settle_late(self, unsettled: Unsettled) -> End | None:
         """Carry out the decision on a run that has ended before; None for a success that counts."""
         delivery = self.delivery
         try:
-            begun = delivery.resume(unsettled.process)
+            admission = delivery.resume(unsettled.process)
         except StoreError as error:
             return Kept(repr(error), outcome=unsettled)
-        if not isinstance(begun, Run):
+        if not isinstance(admission, Run):
             # Another worker may have the reservation: wait until it has run out.
-            is_reserved = isinstance(begun, Postpone)
-            why = f"attempt {begun.job.attempt} is reserved"
-            return Kept(why, outcome=unsettled) if is_reserved else delivery.not_run(begun)
+            is_reserved = isinstance(admission, Postpone)
+            why = f"attempt {admission.job.attempt} is reserved"
+            return Kept(why, outcome=unsettled) if is_reserved else delivery.not_run(admission)
         if isinstance(unsettled.decision, Complete):
-            self.begun = begun
+            self.admitted = admission
             return self._succeed(unsettled.result)
-        return delivery.conclude(begun, unsettled.decision, unsettled.shown, changed=unsettled.wire)
+        return delivery.conclude(admission, unsettled.decision, unsettled.shown, changed=unsettled.wire)
 
     def _out_of_time(self, struck: SoftTimeLimitExceeded) -> End:
         """End a job whose soft time limit has struck before the store has answered."""
         delivery = self.delivery
         job, bare = delivery.read()
-        begun = delivery.engine.admit(job, bare, task_policy(delivery.task.app, delivery.task))
-        decision = begun.decision if isinstance(begun, Refuse) else delivery.judge(begun, struck)
-        return delivery.conclude(begun, decision, struck)
+        admission = delivery.engine.admit(job, bare, task_policy(delivery.task.app, delivery.task))
+        decision = admission.decision if isinstance(admission, Refuse) else delivery.judge(admission, struck)
+        return delivery.conclude(admission, decision, struck)
 
     def _safely(self, end: Callable[[Any], End | None], what: Any) -> Any:
         """End a delivery that is not run; if that fails, keep its job as one that could not be begun."""
         try:
             return end(what)
         except Exception as error:  # noqa: BLE001 - Celery would acknowledge the message
-            return self.delivery.unbegun(error)
+            return self.delivery.could_not_begin(error)
 
     def retry(self, wish: Wish) -> BaseException:
         """Judge a call of `self.retry(...)`, send its retry down, and return what the call raises.
@@ -179,26 +179,26 @@ class TaskRun:
         Raises ValueError for an invalid time, and what the task's own `signature_from_request` raises.
         """
         delivery, failed = self.delivery, self.failed
-        begun = self._as_of_now(self.begun or self._begin())
+        run = self._as_of_now(self.admitted or self._begin())
         if wish.max_retries is not None:
-            begun = limited(delivery.task, begun, wish)
+            run = limited(delivery.task, run, wish)
         if "expires" in wish.options:
-            begun = begun._replace(job=begun.job._replace(expires=wish.expires))
+            run = run._replace(job=run.job._replace(expires=wish.expires))
         now = delivery.engine.now()
         if failed is None:
-            return self._send(wish, begun, delivery.judge(begun, outcome_asked(wish, begun, now)))
+            return self._send(wish, run, delivery.judge(run, outcome_asked(wish, run, now)))
         if wish.eta or wish.countdown != failed.countdown:
             hint = wish.after(now, delivery.task.app.timezone)
-            return self._send(wish, begun, delivery.judge(begun, replace(failed.outcome, retry_after=hint)))
-        if failed.retry and begun.job.attempt < begun.policy.runs:
-            return self._send(wish, begun, failed.retry)
-        return self._send(wish, begun, delivery.judge(begun, failed.outcome))
+            return self._send(wish, run, delivery.judge(run, replace(failed.outcome, retry_after=hint)))
+        if failed.retry and run.job.attempt < run.policy.runs:
+            return self._send(wish, run, failed.retry)
+        return self._send(wish, run, delivery.judge(run, failed.outcome))
 
-    def _send(self, wish: Wish, begun: Run, decision: Decision) -> BaseException:
+    def _send(self, wish: Wish, run: Run, decision: Decision) -> BaseException:
         """Send a retry down, and return what tells of it; under a policy the message may go as it came."""
-        self.wish, self.begun = wish, begun
+        self.wish, self.admitted = wish, run
         try:
-            raised = wish.decide(begun, decision, self.delivery.wire)
+            raised = wish.decide(run, decision, self.delivery.wire)
             if wish.accepted and not self.delivery.request.is_eager:
                 wish.sending = wish.signal.sig.options.get("task_id")
                 wish.signal.sig.apply_async()
@@ -208,14 +208,14 @@ class TaskRun:
             is_fatal = isinstance(error, MemoryError) or not isinstance(error, Exception)
             if is_struck or (is_fatal and not wish.accepted) or (wish.raised is None and self.failed is None):
                 raise
-            log_error(error, "job %s: its retry's own way down has failed", begun.job)
+            log_error(error, "job %s: its retry's own way down has failed", run.job)
             if wish.accepted:
                 return wish.signal  # type: ignore[no-any-return]
-            if wish.raised is not None and self.failed and not begun.task.layers.is_native:
+            if wish.raised is not None and self.failed and not run.task.layers.is_native:
                 wish.wire, wish.accepted = self.delivery.wire, True
                 return wish.raised
             # Celery rejects the message of such a job, and runs it no more.
-            wish.decision = self.delivery.engine.carrying.impossible(begun.job, decision, error)
+            wish.decision = self.delivery.engine.carrying.impossible(run.job, decision, error)
             raised = wish.raised = wish.error = Reject(error, requeue=False)
         finally:
             wish.sending = None
@@ -226,115 +226,115 @@ class TaskRun:
 
         A reserved run is settled after Celery has stored its result and sent what follows.
         """
-        begun, delivery, settling = self.begun, self.delivery, self.delivery.engine.settling
-        if begun is None:
+        run, delivery, settling = self.admitted, self.delivery, self.delivery.engine.settling
+        if run is None:
             return None
-        if begun.job.replay_count:
+        if run.job.replay_count:
             reopen_chord(delivery.task, delivery.request)
-        settle = functools.partial(settling.settle, begun, Complete())
-        if begun.reservation is None:
+        settle = functools.partial(settling.settle, run, Complete())
+        if run.reservation is None:
             settle()
             return None
         try:
             try:
-                settling.check(begun, can_wait=delivery.can_wait)
+                settling.check(run, can_wait=delivery.can_wait)
             except StoreError:
                 with undisturbed():
-                    settling.check(begun, can_wait=delivery.can_wait, waits=True)
+                    settling.check(run, can_wait=delivery.can_wait, waits=True)
         except TakenOver as late:
             return delivery.dropped(late)
         except StoreError as error:
-            return delivery.keep(begun, error, Unsettled(os.getpid(), Complete(), Ignore(), result=result))
+            return delivery.keep(run, error, Unsettled(os.getpid(), Complete(), Ignore(), result=result))
         self.ended = functools.partial(unless_terminated, settle)
         return None
 
     def _fail(self, raised: BaseException) -> End:
         """Judge a failure and carry its decision out."""
-        begun, earlier, delivery = self.begun or self._begin(), self.wish, self.delivery
+        run, earlier, delivery = self.admitted or self._begin(), self.wish, self.delivery
         task, engine = delivery.task, delivery.engine
         if earlier is not None and earlier.decision and earlier.raised is raised:
             shown = shown_exception(raised, earlier)
-            return delivery.conclude(begun, earlier.decision, shown, wish=earlier)
+            return delivery.conclude(run, earlier.decision, shown, wish=earlier)
         self.wish, outcome, asks = None, None, False
         try:
-            begun = self._as_of_now(begun)
-            outcome = task_outcome(task, raised, begun, engine.now())
-            decision = delivery.judge(begun, outcome)
-            asks = isinstance(decision, RetryAt) or is_automatic(task, begun, raised)
+            run = self._as_of_now(run)
+            outcome = task_outcome(task, raised, run, engine.now())
+            decision = delivery.judge(run, outcome)
+            asks = isinstance(decision, RetryAt) or is_automatic(task, run, raised)
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - it goes to the log
-            log_error(error, "job %s: its failure cannot be judged", begun.job)
-            decision = engine.carrying.impossible(begun.job, None, error)
+            log_error(error, "job %s: its failure cannot be judged", run.job)
+            decision = engine.carrying.impossible(run.job, None, error)
         if asks and isinstance(outcome, Failure):
-            return self._retried(begun, raised, outcome, decision)
+            return self._retried(run, raised, outcome, decision)
         if earlier is not None and not issubclass(type(raised), ANSWERS):
             self.wish = earlier
             if self._goes_on_besides():
                 return Over(shown_exception(raised))
             self.wish = None
-        return delivery.conclude(begun, decision, shown_exception(raised))
+        return delivery.conclude(run, decision, shown_exception(raised))
 
-    def _retried(self, begun: Run, raised: BaseException, outcome: Failure, decision: Decision) -> End:
+    def _retried(self, run: Run, raised: BaseException, outcome: Failure, decision: Decision) -> End:
         """Call the task's own `retry` for a failure, and carry out what it answers.
 
         Celery calls it for what `autoretry_for` names, whether or not an attempt is left.
         """
         delivery, task = self.delivery, self.delivery.task
         retry = decision if isinstance(decision, RetryAt) else None
-        automatically = AUTORETRYING in vars(task) and is_automatic(task, begun, raised)
+        automatically = AUTORETRYING in vars(task) and is_automatic(task, run, raised)
         if automatically or not hasattr(task.retry, OURS):
             if retry is None:
-                judged = delivery.judge(without_limit(begun), outcome)
+                judged = delivery.judge(without_limit(run), outcome)
                 retry = judged if isinstance(judged, RetryAt) else None
-            options = options_of(task, begun, retry, automatically=automatically)
+            options = options_of(task, run, retry, automatically=automatically)
             self.failed = Failed(outcome, retry, options.get("countdown"))
             answer = answered(task, raised, options)
         else:
             # It has no `retry` of its own.
             self.failed = Failed(outcome, retry, None)
             reason = vars(raised).get("exc") if issubclass(type(raised), Retry) else raised
-            answer = self._send(Wish(task, reason), begun, decision)
+            answer = self._send(Wish(task, reason), run, decision)
         self.failed, wish = None, self.wish
         if wish and wish.decision and wish.raised is answer:
             shown = shown_exception(answer, wish)
-            return delivery.conclude(self.begun or begun, wish.decision, shown, wish=wish)
+            return delivery.conclude(self.admitted or run, wish.decision, shown, wish=wish)
         if issubclass(type(answer), (Ignore, Reject, Retry)):
             # The task's own code has sent the retry, or wants none.
             self._leave_to_celery(answer)
             return Over(cast("Exception", answer))
         if not self._goes_on_besides():
-            final = outcome_of(answer, begun.task.errors, "and the task's own retry ended it")
-            return delivery.conclude(begun, delivery.judge(begun, final), shown_exception(answer))
+            final = outcome_of(answer, run.task.errors, "and the task's own retry ended it")
+            return delivery.conclude(run, delivery.judge(run, final), shown_exception(answer))
         return Over(shown_exception(answer))
 
     def _goes_on_besides(self) -> bool:
         """Carry out a retry that was asked for in a run that ends in another way; False if there is none."""
-        wish, begun = self.wish, self.begun
+        wish, run = self.wish, self.admitted
         task, request = self.delivery.task, self.delivery.request
-        if not (wish and wish.accepted and wish.decision and begun) or request.is_eager:
+        if not (wish and wish.accepted and wish.decision and run) or request.is_eager:
             return False
         with undisturbed():
             shown = shown_exception(wish.error, wish)
-            end = self.delivery.conclude(begun, wish.decision, shown, wish=wish)
+            end = self.delivery.conclude(run, wish.decision, shown, wish=wish)
         if not isinstance(end, Again):
             raise telling(task, request, end)
         return True
 
     def _leave_to_celery(self, raised: BaseException) -> None:
         """Settle a run whose task has itself said to Celery what to do with the message."""
-        if self._goes_on_besides() or self.begun is None:
+        if self._goes_on_besides() or self.admitted is None:
             return
         if issubclass(type(raised), Reject) and getattr(raised, "requeue", False):
-            self.delivery.engine.settling.release(self.begun)
+            self.delivery.engine.settling.release(self.admitted)
         else:
-            self.delivery.engine.settling.settle_natively(self.begun)
+            self.delivery.engine.settling.settle_natively(self.admitted)
 
-    def _as_of_now(self, begun: Run) -> Run:
+    def _as_of_now(self, run: Run) -> Run:
         """Return a run under its task's settings as they are now: its code may have changed its options."""
         own = self.delivery.task
-        task = task_policy(own.app, own).of_job(begun.job.retry)
-        return begun if task is begun.task else begun._replace(task=task, policy=task.policy)
+        task = task_policy(own.app, own).of_job(run.job.retry)
+        return run if task is run.task else run._replace(task=task, policy=task.policy)
 
 
 def run_within(

@@ -25,7 +25,7 @@ from ..rules.failures import Errors
 from ..rules.policy import PartialPolicy
 from . import compat
 from .delivery import Delivery
-from .ends import Hold, Kept, telling
+from .ends import Keep, Kept, telling
 from .installation import (
     ACKS_NATIVELY,
     LATER,
@@ -36,7 +36,7 @@ from .installation import (
     refuse_misnamed,
 )
 from .native import AUTORETRYING, NATIVE
-from .receiving import Handler, Outside, keeping
+from .receiving import Handler, Outside, receiver
 from .run import TaskRun
 from .wire import EAGER_RETRIES, KEY, is_broadcast, known
 from .wish import OURS, Wish
@@ -68,7 +68,7 @@ _REQUEUEING = "reject_on_worker_lost"
 
 # Without it, Celery would take such an attribute of a request for a header, and send it along.
 setattr(Context, RUNNING, None)
-Context.ojs_held = Context.ojs_ended = None
+Context.ojs_reserved = Context.ojs_ended = None
 
 
 class RequestClass:
@@ -166,7 +166,7 @@ class Bridged:
         except Exception as error:
             if self.request.called_directly or self.request.is_eager:
                 raise
-            raise _unbegun(self, self.request, error) from None
+            raise _could_not_begin(self, self.request, error) from None
         try:
             if run is None:
                 return body(*args, **kwargs)
@@ -196,7 +196,7 @@ class Bridged:
 
         if self.ojs_outside is not None:
             handler = self.ojs_outside.apart(handler, natively())
-        return keeping(self, consumer, handler, natively)
+        return receiver(self, consumer, handler, natively)
 
     def apply(self: Any, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
         """Run the task here and now, retries included; their delays are not waited for.
@@ -353,15 +353,16 @@ def autoretrying_outside(task: Task) -> Callable[..., Any]:
     return run
 
 
-def _unbegun(task: Any, request: Any, error: Exception) -> Exception:
+def _could_not_begin(task: Any, request: Any, error: Exception) -> Exception:
     """Keep a job that could not be begun; return the exception that tells Celery of it."""
     try:
         run = run_of(request)
         vars(request).pop(RUNNING, None)
-        return telling(task, request, (run.delivery if run else Delivery(task, request)).unbegun(error))
+        delivery = run.delivery if run else Delivery(task, request)
+        return telling(task, request, delivery.could_not_begin(error))
     except Exception:
         logger.critical("job %s waits in its worker as it came", known(request), exc_info=error)
-        return Hold(Kept(repr(error)))
+        return Keep(Kept(repr(error)))
 
 
 @functools.cache

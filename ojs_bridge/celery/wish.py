@@ -98,14 +98,14 @@ def _parameters(run: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-def limited(task: Task, begun: Run, wish: Wish) -> Run:
+def limited(task: Task, run: Run, wish: Wish) -> Run:
     """Return a run under the `max_retries` of a `self.retry(...)`, unless an owner has set a limit."""
     limit = attempts(wish.max_retries)
-    if not begun.task.layers.limit_is_native:
-        if limit != begun.policy.runs:
-            say_once(task, "max_retries", f"its policy has max_attempts={begun.policy.max_attempts}")
-        return begun
-    return begun._replace(policy=RetryPolicy.merge(begun.policy, {"max_attempts": limit}))
+    if not run.task.layers.limit_is_native:
+        if limit != run.policy.runs:
+            say_once(task, "max_retries", f"its policy has max_attempts={run.policy.max_attempts}")
+        return run
+    return run._replace(policy=RetryPolicy.merge(run.policy, {"max_attempts": limit}))
 
 
 class Failed(NamedTuple):
@@ -140,9 +140,9 @@ def options_of(task: Task, run: Run, retry: RetryAt | None, *, automatically: bo
     return options
 
 
-def without_limit(begun: Run) -> Run:
+def without_limit(run: Run) -> Run:
     """Return a run that may be retried as often as it fails."""
-    return begun._replace(policy=RetryPolicy.merge(begun.policy, {"max_attempts": LARGEST}))
+    return run._replace(policy=RetryPolicy.merge(run.policy, {"max_attempts": LARGEST}))
 
 
 def answered(task: Task, raised: BaseException, options: Mapping[str, Any]) -> BaseException:

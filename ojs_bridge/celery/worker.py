@@ -21,8 +21,8 @@ from celery.worker import state
 from ..engine.runs import Lost
 from ..engine.threads import keep_going
 from . import compat
-from .holding import note_stop
 from .installation import attach, check_task, installation, is_bridged, task_policy
+from .keeping import note_stop
 from .native import unreadable
 from .receiving import check_canary
 from .task import leave_native
@@ -77,16 +77,16 @@ class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
 def settle_success(task: Task | None = None, **_: Any) -> None:
     """Settle a success after its result is stored and its chain and links are sent."""
     own = vars(task.request) if task else {}
-    settle, held = own.pop("ojs_ended", None), own.pop("ojs_held", None)
+    settle, reserved = own.pop("ojs_ended", None), own.pop("ojs_reserved", None)
     try:
         # Celery may not have sent what follows it: then the job comes again.
         struck = type(sys.exc_info()[1]).__name__
         if settle is not None and struck not in ("MemoryError", "GreenletExit"):
             settle()
     finally:
-        if held:
-            heart, begun = held
-            reserved = (begun.run if isinstance(begun, Lost) else begun).reservation
+        if reserved:
+            heart, admission = reserved
+            reserved = (admission.run if isinstance(admission, Lost) else admission).reservation
             if heart and reserved and heart.holds(reserved):
                 # Something has broken into its end.
                 heart.abandon(reserved)
@@ -240,7 +240,7 @@ class ConsumerWatch(bootsteps.StartStopStep):  # type: ignore[misc]
         for request, result in tuple(own.running.items()):
             future = compat.future(result, None)
             is_over = result.dead if future is None else future.done()
-            if is_over and any(holding.take_left(request, result) for holding in tuple(own.holding)):
+            if is_over and any(keeper.take_left(request, result) for keeper in tuple(own.keepers)):
                 request.ojs_left(result.exception if future is None else future.exception())
         return True
 
@@ -270,8 +270,8 @@ def _is_free(consumer: Any) -> bool:
     if consumer.blueprint.state != bootsteps.RUN or consumer.connection is None:
         return False
     limited = any(bucket and bucket.contents for bucket in compat.task_buckets(consumer).values())
-    held_until_due = consumer.app.conf.get("worker_eta_task_limit")
-    full = held_until_due and consumer.qos.value >= held_until_due
+    kept_until_due = consumer.app.conf.get("worker_eta_task_limit")
+    full = kept_until_due and consumer.qos.value >= kept_until_due
     jobs, places = len(compat.reserved_requests(state)), compat.num_processes(consumer.pool)
     return not limited and not full and jobs < places
 

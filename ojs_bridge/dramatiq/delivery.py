@@ -275,7 +275,7 @@ class Ending:
 
 def mark_failed(engine: Engine, message: MessageProxy, job: Job, decision: Discarded | DeadLettered) -> None:
     """Mark a message failed, so that results, pipelines and other middleware see the end of its job."""
-    options = next_options(job, engine.keeping.last_header(job), decision.failure)
+    options = next_options(job, engine.storing.last_header(job), decision.failure)
     options["retries"] = job.attempt
     if decision.failure.final == THROWN:
         # Under Dramatiq alone a failure that `throws` rules out leaves the message as it came.

@@ -21,11 +21,11 @@ from . import events
 from .context import Context
 from .events import harmless, log_error, strikes
 from .heartbeat import SUSPICION
-from .keeping import Keeping, fates_of
 from .rates import Rates
 from .reservations import Reservations
 from .runs import M, Onward, Outlet, Postpone, Refuse, Run, Settlement
 from .storage_retry import is_of_process
+from .storing import Storing, fates_of
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -37,13 +37,13 @@ class Settling:
         self,
         context: Context,
         reservations: Reservations,
-        keeping: Keeping,
+        storing: Storing,
         reservation: timedelta,
         park_after: timedelta,
     ) -> None:
         self._documents = context.store.documents if context.store else None
         self._now = context.clock
-        self._keeping = keeping
+        self._storing = storing
         self._events = context.events
         self._instruments = context.instruments
         self._surely_held = min(reservation, SUSPICION).total_seconds()
@@ -106,7 +106,7 @@ class Settling:
             events_at = partial(events.of, job, decision, max_attempts=limit, seconds=seconds)
             harmless(job, lambda: self._events.emit(events_at(at=self._now())))
         if (job.errors or job.errors_dropped) and isinstance(decision, (Complete, Discarded)):
-            harmless(job, self._keeping.forget, job)
+            harmless(job, self._storing.forget, job)
 
     def tell_operation(self, job: Job, decision: Decision | None) -> None:
         """Write what became of a job that a bulk operation has sent; None is the beginning of a run."""
@@ -149,10 +149,10 @@ def may_pass(outlet: Outlet[Any], error: BaseException) -> bool:
 class Carrying:
     """Carries decisions out: a job goes on by the store or the broker, or becomes a dead letter."""
 
-    def __init__(self, context: Context, keeping: Keeping) -> None:
+    def __init__(self, context: Context, storing: Storing) -> None:
         self._now = context.clock
         self._instruments = context.instruments
-        self._keeping = keeping
+        self._storing = storing
 
     def carry(self, run: Run | Refuse, decision: Decision, outlet: Outlet[M]) -> Settlement[M]:
         """Carry a decision out, and return what was done: the adapter settles it, and ends its delivery.
@@ -198,7 +198,7 @@ class Carrying:
                 message = self._send_on(run, job, decision.at, decision, outlet)
                 return Settlement(run, job, decision, message)
             case DeadLettered():
-                in_store = self._keeping.is_buried(
+                in_store = self._storing.is_buried(
                     run, job, decision, outlet.framework, outlet.message(None), can_wait=outlet.can_wait
                 )
                 return Settlement(run, job, decision, in_place=in_store or outlet.bury(job))
@@ -216,17 +216,17 @@ class Carrying:
         outlet: Outlet[M],
     ) -> M:
         """Park a job or publish it, as its time asks for; if that fails, do the other. Return its message."""
-        onward = Onward(job, self._keeping.header(job), at, decision)
-        message, parks, failed = outlet.message(onward), self._keeping.parks(at), None
+        onward = Onward(job, self._storing.header(job), at, decision)
+        message, parks, failed = outlet.message(onward), self._storing.parks(at), None
         for in_store in () if outlet.at_once else (parks, not parks):
             try:
                 if in_store:
-                    self._keeping.park(admission, onward, outlet.framework, message.kept())
+                    self._storing.park(admission, onward, outlet.framework, message.kept())
                 else:
                     outlet.publish(message, at)
                 break
             except outlet.unreachable as error:
-                if failed is not None or self._keeping.store is None:
+                if failed is not None or self._storing.store is None:
                     raise
                 failed = error
         if failed is not None:

@@ -22,11 +22,11 @@ from .carrying import Carrying, Settling
 from .context import Context
 from .events import harmless
 from .instruments import Instrument
-from .keeping import Keeping, job_of_parked
 from .layers import Layers, TaskPolicy
 from .reservations import Reservations, Wait
 from .runs import Admission, DeadQueues, Drop, Lost, Postpone, Publisher, Refuse, Run
 from .storage_retry import Outage
+from .storing import Storing, job_of_parked
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -65,9 +65,9 @@ class Engine:
             settle_behind=settle_behind and not (store and store.is_in_memory),
             out_of_reach=out_of_reach,
         )
-        self.keeping = Keeping(context, self.reservations, park_after)
-        self.settling = Settling(context, self.reservations, self.keeping, reservation, park_after)
-        self.carrying = Carrying(context, self.keeping)
+        self.storing = Storing(context, self.reservations, park_after)
+        self.settling = Settling(context, self.reservations, self.storing, reservation, park_after)
+        self.carrying = Carrying(context, self.storing)
         #: Of the store or the broker: all threads of a worker tell of it in one line.
         self.outage = Outage()
         #: Whether nobody needs to know that a job has begun.
@@ -295,7 +295,7 @@ class Engine:
         job = job_of_parked(parked)
         decision = self.carrying.impossible(job, None, error)
         run = Refuse(job, decision)
-        self.keeping.bury(run, self.carrying.after(job, decision), decision, parked.framework, parked.message)
+        self.storing.bury(run, self.carrying.after(job, decision), decision, parked.framework, parked.message)
         self.settling.settle(run, decision)
 
     def close(self) -> None:

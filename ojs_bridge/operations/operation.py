@@ -9,8 +9,8 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, TypeAlias, get_args
 
 from ..engine.context import Context
-from ..engine.keeping import Fate, fate_kind
 from ..engine.runs import Override
+from ..engine.storing import Fate, fate_kind
 from ..errors import OperationNotFound
 from ..rules.job import format_time, parse_time
 from ..store import EVERYTHING, Document, Documents, Filter, from_ms, to_ms

@@ -12,8 +12,8 @@ from typing_extensions import Unpack
 
 from ..engine.context import Context
 from ..engine.events import cancelled
-from ..engine.keeping import job_of_parked
 from ..engine.scheduler import CLAIM, UNPARK
+from ..engine.storing import job_of_parked
 from ..errors import RetryNotFound, Unreachable
 from ..rules.job import format_time
 from ..rules.notations import check_pattern, matches

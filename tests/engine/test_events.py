@@ -496,9 +496,9 @@ def test_the_events_of_a_job_in_order(tmp_path: Path) -> None:
         assert isinstance(run, Run)
         decision = bridge.engine.judge(run, OSError("down"))
         after = bridge.engine.carrying.after(run.job, decision)
-        state = bridge.engine.keeping.header(after).text
+        state = bridge.engine.storing.header(after).text
         if isinstance(decision, DeadLettered):
-            bridge.engine.keeping.bury(run, after, decision, FRAMEWORK, {})
+            bridge.engine.storing.bury(run, after, decision, FRAMEWORK, {})
         bridge.engine.settling.settle(run, decision)
     assert bridge.flush(30)
     again = ["job.started", "job.failed", "job.retrying"]

@@ -57,7 +57,7 @@ def bury(bridge: Bridge, begun: Run, failure: Failure) -> None:
     """Bury the job of a run."""
     decision = DeadLettered("exhausted", failure, "no attempt is left")
     job = bridge.engine.carrying.after(begun.job, decision)
-    bridge.engine.keeping.bury(begun, job, decision, FRAMEWORK, MESSAGE)
+    bridge.engine.storing.bury(begun, job, decision, FRAMEWORK, MESSAGE)
 
 
 def letters(bridge: Bridge) -> list[str]:
@@ -201,16 +201,16 @@ def test_a_burial_waits_for_the_store(away: Callable[..., tuple[Bridge, Away]]) 
     bridge, store = away()
     begun, failure = run(bridge, JOB), Failure("a", "b")
     decision = DeadLettered("handler", failure, "it said so")
-    job, keeping = bridge.engine.carrying.after(begun.job, decision), bridge.engine.keeping
+    job, storing = bridge.engine.carrying.after(begun.job, decision), bridge.engine.storing
     store.is_away = True
     with pytest.raises(StoreError):
-        keeping.is_buried(begun, job, decision, FRAMEWORK, Kept(), can_wait=True)
-    assert not keeping.is_buried(begun, job, decision, FRAMEWORK, Kept(), can_wait=False)
+        storing.is_buried(begun, job, decision, FRAMEWORK, Kept(), can_wait=True)
+    assert not storing.is_buried(begun, job, decision, FRAMEWORK, Kept(), can_wait=False)
     unreserved = begun._replace(reservation=None)
-    assert not keeping.is_buried(unreserved, job, decision, FRAMEWORK, Kept(), can_wait=True)
+    assert not storing.is_buried(unreserved, job, decision, FRAMEWORK, Kept(), can_wait=True)
     store.is_away = False
-    assert not keeping.is_buried(begun, job, decision, FRAMEWORK, Kept({"args": {1, 2}}), can_wait=True)
-    assert keeping.is_buried(begun, job, decision, FRAMEWORK, Kept(), can_wait=True)
+    assert not storing.is_buried(begun, job, decision, FRAMEWORK, Kept({"args": {1, 2}}), can_wait=True)
+    assert storing.is_buried(begun, job, decision, FRAMEWORK, Kept(), can_wait=True)
     assert letters(bridge) == [job.id]
 
 
@@ -305,8 +305,8 @@ def park(bridge: Bridge, begun: Run, job: Job) -> None:
     """Park a job that goes on, due in five minutes."""
     at = bridge.engine.now() + timedelta(minutes=5)
     decision = RetryAt(at, 300.0, Failure("a", "b"), "why")
-    bridge.engine.keeping.park(
-        begun, Onward(job, bridge.engine.keeping.header(job), at, decision), FRAMEWORK, MESSAGE
+    bridge.engine.storing.park(
+        begun, Onward(job, bridge.engine.storing.header(job), at, decision), FRAMEWORK, MESSAGE
     )
 
 

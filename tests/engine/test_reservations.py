@@ -87,7 +87,7 @@ def fail(bridge: Bridge, begun: Run) -> Job:
     job = bridge.engine.carrying.after(begun.job, decision)
     bridge.engine.settling.settle(begun, decision)
     bare = Job(job.id, job.type, job.queue, job.attempt, fence=job.attempt - 1)
-    return decode(bridge.engine.keeping.header(job).state, bare)._replace(next_retry_at=None)
+    return decode(bridge.engine.storing.header(job).state, bare)._replace(next_retry_at=None)
 
 
 def abandon(url: str, job: Job = JOB, reservation: timedelta = SHORT) -> None:
@@ -453,11 +453,11 @@ def test_a_run_that_was_taken_over_is_not_heard(hasty: list[Bridge]) -> None:
     decision = DeadLettered("handler", Failure("a.b"), "why")
     for begun in (late, heard):
         job = first.engine.carrying.after(begun.job, decision)
-        onward = Onward(job, first.engine.keeping.header(job), first.engine.now() + LONG, None)
+        onward = Onward(job, first.engine.storing.header(job), first.engine.now() + LONG, None)
         steps: list[Callable[[], None]] = [
             partial(first.engine.settling.check, begun),
-            partial(first.engine.keeping.park, begun, onward, FRAMEWORK, {}),
-            partial(first.engine.keeping.bury, begun, job, decision, FRAMEWORK, {}),
+            partial(first.engine.storing.park, begun, onward, FRAMEWORK, {}),
+            partial(first.engine.storing.bury, begun, job, decision, FRAMEWORK, {}),
         ]
         for step in steps:
             with pytest.raises(TakenOver, match="attempt 1") if begun is late else nullcontext():

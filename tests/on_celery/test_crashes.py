@@ -169,7 +169,7 @@ def test_a_crash_that_cannot_be_judged_is_judged_later(
         job = fleet.send("act_kept", dies(), "again")
     assert fleet.end(job) == "SUCCESS"
     assert [run.attempt for run in fleet.runs(job)] == [1, 2]
-    with faults.at("celery.holding:RequestHolding.forget", kind):
+    with faults.at("celery.keeping:RequestKeeping.forget", kind):
         assert fleet.send("act", "ok").get(timeout=90) == "ok"
     assert fleet.send("ping").get(timeout=90) == "pong"
 

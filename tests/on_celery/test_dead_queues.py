@@ -75,7 +75,7 @@ def die(app: Celery, *args: Any, raised: Exception | None = None, **options: Any
         if not isinstance(decision, RetryAt):
             break
     installation(app).broker.bury(
-        wire, {"retries": job.attempt, "ojs": bridge.engine.keeping.last_header(job).text}
+        wire, {"retries": job.attempt, "ojs": bridge.engine.storing.last_header(job).text}
     )
     return job_id
 

@@ -10,7 +10,7 @@ from celery import signals
 from celery.worker.control import control_command
 from kombu import Producer
 
-from ojs_bridge.celery import holding, worker
+from ojs_bridge.celery import keeping, worker
 from ojs_bridge.celery.request import OJSRequest
 from ojs_bridge.engine import heartbeat
 from tests import faults
@@ -21,7 +21,7 @@ from tests.on_celery.project import Noting, make_app
 #: `Worker.say_where_it_stands` sends this signal; a forked child hears it, too.
 faulthandler.register(signal.SIGRTMIN)
 settings = Settings.from_env()
-holding.LONGEST_WAIT = settings.longest_wait
+keeping.LONGEST_WAIT = settings.longest_wait
 worker.LOOK = settings.look
 heartbeat._FORGET_AFTER = settings.forget_after
 app = make_app(settings)

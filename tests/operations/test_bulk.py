@@ -23,9 +23,9 @@ from ojs_bridge import (
     StoreError,
     Unreachable,
 )
-from ojs_bridge.engine.keeping import Fate, fate_kind
 from ojs_bridge.engine.layers import Layers
 from ojs_bridge.engine.runs import Override, Run
+from ojs_bridge.engine.storing import Fate, fate_kind
 from ojs_bridge.operations import bulk, operation
 from ojs_bridge.operations.operation import Jobs
 from ojs_bridge.rules.decision import DeadLettered, Decision
@@ -88,7 +88,7 @@ class Running(Outbox):
         raised = ConnectionError("down") if int(job.id[2:]) % self.each else None
         decision = engine.judge(run, raised)
         if isinstance(decision, DeadLettered):
-            engine.keeping.bury(
+            engine.storing.bury(
                 run, engine.carrying.after(run.job, decision), decision, FRAMEWORK, {"args": []}
             )
         engine.settling.settle(run, decision)

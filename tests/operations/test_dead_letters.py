@@ -114,7 +114,7 @@ def test_two_such_jobs_that_die_at_the_same_time_have_two_letters(
     for n, (job, run, decision) in enumerate(dying):
         assert isinstance(decision, DeadLettered)
         own = ({**job.errors[0], "timestamp": f"2026-11-20T10:00:0{n}.000Z"},)
-        bridge.engine.keeping.bury(run, job._replace(errors=own), decision, FRAMEWORK, {"args": [n]})
+        bridge.engine.storing.bury(run, job._replace(errors=own), decision, FRAMEWORK, {"args": [n]})
     found = {letter.errors[0]["message"] for letter in bridge.dead_letters.list().letters}
     assert found == {"first 1", "second", "third"}
 
@@ -128,7 +128,7 @@ def test_a_history_is_completed_from_an_earlier_letter_of_the_same_job_only(url:
     def die_again(last: str, message: str) -> list[str]:
         job, run, decision = attempt(bridge, delivered("j-1", 15, last)[0], ConnectionError(message))
         assert isinstance(decision, DeadLettered)
-        bridge.engine.keeping.bury(run, job, decision, FRAMEWORK, {"args": ["j-1"]})
+        bridge.engine.storing.bury(run, job, decision, FRAMEWORK, {"args": ["j-1"]})
         return [str(entry["message"]) for entry in bridge.dead_letters.list().letters[0].errors]
 
     last = live_and_die(bridge, "j-1", "first")

@@ -41,10 +41,10 @@ class Worker:
         assert isinstance(begun, Run)
         decision = self.bridge.engine.judge(begun, ConnectionError("down"))
         assert isinstance(decision, RetryAt)
-        assert self.bridge.engine.keeping.parks(decision.at)
+        assert self.bridge.engine.storing.parks(decision.at)
         after = self.bridge.engine.carrying.after(begun.job, decision)
-        onward = Onward(after, self.bridge.engine.keeping.header(after), decision.at, decision)
-        self.bridge.engine.keeping.park(begun, onward, FRAMEWORK, {"args": [job_id]})
+        onward = Onward(after, self.bridge.engine.storing.header(after), decision.at, decision)
+        self.bridge.engine.storing.park(begun, onward, FRAMEWORK, {"args": [job_id]})
         self.bridge.engine.settling.settle(begun, decision)
         return self.bridge.retries.get(job_id)
 
@@ -253,7 +253,7 @@ def test_four_schedulers_publish_each_once(url: str) -> None:
 def test_without_a_store_nothing_is_parked() -> None:
     """The error says why."""
     bridge = Bridge()
-    assert not bridge.engine.keeping.parks(bridge.engine.now() + timedelta(days=1))
+    assert not bridge.engine.storing.parks(bridge.engine.now() + timedelta(days=1))
     with pytest.raises(ConfigurationError, match="parked retries need a store"):
         bridge.retries.list()
 
@@ -261,5 +261,5 @@ def test_without_a_store_nothing_is_parked() -> None:
 def test_what_is_due_soon_is_the_brokers() -> None:
     """`park_after` is the limit."""
     bridge = Bridge("sqlite:///unused.db", park_after="PT5M")
-    assert not bridge.engine.keeping.parks(bridge.engine.now() + timedelta(minutes=4))
-    assert bridge.engine.keeping.parks(bridge.engine.now() + timedelta(minutes=6))
+    assert not bridge.engine.storing.parks(bridge.engine.now() + timedelta(minutes=4))
+    assert bridge.engine.storing.parks(bridge.engine.now() + timedelta(minutes=6))

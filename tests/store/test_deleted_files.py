@@ -119,7 +119,7 @@ def test_a_run_that_ends_after_the_file_was_deleted_leaves_its_letter(
     begun = run(bridge, JOB)
     end(file)
     decision = DeadLettered("handler", Failure("a.b"), "why")
-    bridge.engine.keeping.bury(
+    bridge.engine.storing.bury(
         begun, bridge.engine.carrying.after(begun.job, decision), decision, FRAMEWORK, {}
     )
     assert [found.id for found in Bridge(f"sqlite:///{file}").dead_letters.list().letters] == ["j-1"]

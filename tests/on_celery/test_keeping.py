@@ -8,7 +8,7 @@ from pathlib import Path
 import celery
 import pytest
 
-from ojs_bridge.celery.ends import Hold, Kept, Unsettled, portable
+from ojs_bridge.celery.ends import Keep, Kept, Unsettled, portable
 from ojs_bridge.celery.wire import Wire
 from ojs_bridge.rules.decision import DeadLettered
 from ojs_bridge.rules.failures import Failure
@@ -96,4 +96,4 @@ def test_an_outcome_that_no_process_can_be_sent_is_told_in_words() -> None:
 
 
 def test_a_request_of_another_class_gives_what_is_to_be_held_back() -> None:
-    assert Hold(Kept("why")).requeue
+    assert Keep(Kept("why")).requeue

@@ -31,7 +31,7 @@ NO_STORE = "this bridge has no store"
 Fate: TypeAlias = Literal["began", "failed", "succeeded", "recovered", "died", "discarded"]
 
 
-class Keeping:
+class Storing:
     """Keeps jobs in the store: dead letters, parked retries, and errors for which a message has no room."""
 
     def __init__(self, context: Context, reservations: Reservations, park_after: timedelta) -> None:

@@ -1,8 +1,8 @@
-"""Jobs that can neither begin nor end now: the worker holds them, and tries them again.
+"""Jobs that can neither begin nor end now: the worker keeps them, and tries them again.
 
 RabbitMQ counts how often it delivers a message of a quorum queue, and drops the message at a limit. So a
 delivery that has to wait does not go back to its queue: its message stays unacknowledged in the worker's main
-process, which hands the same request to the pool again. A worker holds no more of them than its prefetch
+process, which hands the same request to the pool again. A worker keeps no more of them than its prefetch
 count.
 
 A process of a pool that dies of its worker's stop has used no attempt of its job. Most process managers send
@@ -31,7 +31,7 @@ from ..engine.heartbeat import Heartbeat
 from ..engine.threads import keep_going
 from ..store import Reservation
 from . import compat
-from .ends import Hold, Kept
+from .ends import Keep, Kept
 from .installation import attach, bridge_of, installation
 from .wire import known
 
@@ -54,7 +54,7 @@ class _Unsaid(logging.Filter):
     """Leaves out Celery's warning of each rejected job: one line tells of all jobs that wait."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], Hold))
+        return not (record.exc_info and isinstance(record.exc_info[1], Keep))
 
 
 logging.getLogger("celery.app.trace").addFilter(_Unsaid())
@@ -67,7 +67,7 @@ class _Waiting(NamedTuple):
     can_be_sent: bool
 
 
-class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
+class RequestKeeping(bootsteps.StartStopStep):  # type: ignore[misc]
     """Keeps requests, and tries each again after a pause; logs when that begins and when it is over."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
@@ -83,15 +83,15 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
         self._thread: threading.Thread | None = None
         #: What is acknowledged, and whose acknowledgement may be on its way: on Redis.
         self._owed: Container[str] = ()
-        self._held_at = self._surely_ours = 0.0
+        self._kept_at = self._surely_ours = 0.0
         #: For each process that may have died of this worker's stop: what gives its job back, and judges it.
         self._dead: dict[Callable[[], object], Callable[[], object]] = {}
         self._outage = attach(consumer.app).engine.outage
         self._running = installation(consumer.app).running
-        installation(consumer.app).holding.add(self)
+        installation(consumer.app).keepers.add(self)
 
     def start(self, consumer: Any) -> None:
-        """Hold what comes on the channel of this connection."""
+        """Keep what comes on the channel of this connection."""
         with self._lock:
             self._channel = consumer.task_consumer.channel
             self._owed = getattr(getattr(self._channel, "qos", None), "ojs_owed", ())
@@ -138,7 +138,7 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
                 del self._running[request]
         return is_left
 
-    def hold(self, request: Any, why: Kept, again: Callable[[], object] | None = None) -> bool:
+    def keep(self, request: Any, why: Kept, again: Callable[[], object] | None = None) -> bool:
         """Keep a request, and later call `again` or hand it to the pool; False if it cannot be kept."""
         with self._lock:
             if not (self._has(request) and self._tries_again(why)):
@@ -148,7 +148,7 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
             can_be_sent = why.outcome is None and why.needs_store
             self._waiting[request] = _Waiting(request, again, why.needs_store, can_be_sent)
             self._running.pop(request, None)
-            self._held_at = time.monotonic()
+            self._kept_at = time.monotonic()
         return True
 
     def await_stop(self, give_back: Callable[[], object], judge: Callable[[], object]) -> None:
@@ -174,7 +174,7 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
         """Let a thread try what waits; False if none can be started, for want of memory or of threads."""
         if self._thread is None:
             try:
-                self._thread = keep_going("ojs-holding", partial(self._round, why))
+                self._thread = keep_going("ojs-keeping", partial(self._round, why))
             except RuntimeError:
                 logger.exception("jobs go back to their queues: none can wait here")
                 return False
@@ -193,13 +193,13 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
     def _round(self, why: Kept) -> bool:
         if self._is_over():
             return False
-        self._outage.wait(Hold(why), lambda: False)
+        self._outage.wait(Keep(why), lambda: False)
         self._try_again()
         return True
 
     def _is_over(self) -> bool:
         with self._lock:
-            if self._waiting or time.monotonic() - self._held_at < QUIET:
+            if self._waiting or time.monotonic() - self._kept_at < QUIET:
                 return False
             self._thread = None
         if not is_stopping():
@@ -209,47 +209,47 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
     def _try_again(self) -> None:
         """Try the requests that wait; the store is asked once for all that need it."""
         with self._lock:
-            waiting = tuple(self._waiting.values())
-        needy = any(held.needs_store for held in waiting)
+            all_waiting = tuple(self._waiting.values())
+        needy = any(waiting.needs_store for waiting in all_waiting)
         answers = needy and attach(self._consumer.app).engine.store_answers()
-        for held in waiting:
-            if answers or not held.needs_store:
-                self._retry(held)
-            elif held.can_be_sent and held.request.ojs_age > LONGEST_WAIT:
-                self._send(held)
+        for waiting in all_waiting:
+            if answers or not waiting.needs_store:
+                self._retry(waiting)
+            elif waiting.can_be_sent and waiting.request.ojs_age > LONGEST_WAIT:
+                self._send(waiting)
 
-    def _retry(self, held: _Waiting) -> None:
-        if self._takes_out(held):
+    def _retry(self, waiting: _Waiting) -> None:
+        if self._takes_out(waiting):
             try:
-                held.again()
+                waiting.again()
             except Exception:
-                logger.exception("job %s: its message stays unacknowledged", known(held.request))
+                logger.exception("job %s: its message stays unacknowledged", known(waiting.request))
 
-    def _takes_out(self, held: _Waiting) -> bool:
+    def _takes_out(self, waiting: _Waiting) -> bool:
         with self._lock:
-            self._running.pop(held.request, None)
-            return self._waiting.pop(held.request, None) is not None
+            self._running.pop(waiting.request, None)
+            return self._waiting.pop(waiting.request, None) is not None
 
-    def _send(self, held: _Waiting) -> None:
+    def _send(self, waiting: _Waiting) -> None:
         """Publish a message anew; if that fails, it waits on."""
-        if self._takes_out(held) and not held.request.ojs_send_on():
+        if self._takes_out(waiting) and not waiting.request.ojs_send_on():
             with self._lock:
-                if self._has(held.request):
-                    self._waiting[held.request] = held
+                if self._has(waiting.request):
+                    self._waiting[waiting.request] = waiting
 
 
-def hold(app: Celery, request: Any, why: Kept, again: Callable[[], object] | None = None) -> bool:
+def keep(app: Celery, request: Any, why: Kept, again: Callable[[], object] | None = None) -> bool:
     """Let an app's worker keep a request; False if the worker stops, or the broker has the message back."""
-    return any(holding.hold(request, why, again) for holding in tuple(installation(app).holding))
+    return any(keeper.keep(request, why, again) for keeper in tuple(installation(app).keepers))
 
 
 def await_stop(app: Celery, give_back: Callable[[], object], judge: Callable[[], object]) -> None:
     """Judge the death of a process, unless its worker is told to stop: then its job is given back."""
-    holding = next(iter(installation(app).holding), None)
-    if holding is None:
+    keeper = next(iter(installation(app).keepers), None)
+    if keeper is None:
         judge()
     else:
-        holding.await_stop(give_back, judge)
+        keeper.await_stop(give_back, judge)
 
 
 def _reserve(request: Any) -> None:
