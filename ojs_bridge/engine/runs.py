@@ -148,8 +148,7 @@ class Override:
 
     def to_ojs(self) -> dict[str, Any]:
         """Return the changes in JSON, as `of` reads them."""
-        given = ((name, getattr(self, name)) for name in self.__slots__)
-        return {name: value for name, value in given if value is not None}
+        return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, slots=True)

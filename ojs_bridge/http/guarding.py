@@ -133,10 +133,10 @@ class Access:
     probes: Buckets = field(default_factory=lambda: Buckets(50, 5))
     wrong: Buckets = field(default_factory=lambda: Buckets(20, 0.2, "wrong tokens"))
 
-    def admit(self, request: Request) -> tuple[dict[str, str], Actor]:
-        """Admit a request, and return headers for its answer, and the actor; raises Refusal."""
+    def admit(self, request: Request, address: str) -> tuple[dict[str, str], Actor]:
+        """Admit a request of an address, and return headers for its answer, and the actor; raises Refusal."""
         reads, headers = request.method in READS, request.headers
-        token = self._token(headers, address_of(request)) if self.tokens else None
+        token = self._token(headers, address) if self.tokens else None
         if token is None:
             # Another host name may lead to this address (DNS rebinding).
             if self.hosts is not None and _parts(f"//{headers.get('host', '')}").hostname not in self.hosts:
@@ -154,7 +154,7 @@ class Access:
         user = self.user(request) if self.user else None
         # A user of an app is often a number or an object.
         name = ("" if user is None else str(user)) or (token.name if token else NOBODY)
-        actor = Actor(name, "http", address_of(request))
+        actor = Actor(name, "http", address)
         return {**limits, ROLE: token.role if token else "operator"}, actor
 
     def _token(self, headers: Headers, address: str) -> Token:
@@ -321,21 +321,18 @@ class Guard:
             return
         request, access = Request(scope), self._access
         path = scope["path"].removeprefix(scope.get("root_path", ""))
+        # As the server knows it.
+        address = request.client.host if request.client else ""
         if (
             access.tokens
             and (request.method, path) == ("GET", OPEN)
             and "authorization" not in request.headers
         ):
-            access.probes.take(address_of(request))
+            access.probes.take(address)
         else:
-            headers, scope[ACTOR] = access.admit(request)
+            headers, scope[ACTOR] = access.admit(request, address)
             scope[ADDED].update(headers)
         await self._app(scope, receive, send)
-
-
-def address_of(request: Request) -> str:
-    """Return the address of a request's client, as the server knows it."""
-    return request.client.host if request.client else ""
 
 
 def _same(given: str, secret: str) -> bool:

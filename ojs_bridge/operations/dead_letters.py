@@ -122,7 +122,7 @@ class DeadLetters:
                 raise
             # A letter that stays is published twice, unless it is a new one: the job may have died again.
             self._context.storage_retry.run(self._letters.delete, [whole_id], claimed.claim)
-            self._replayed(job)
+            self._context.emit(replayed(job, self._clock()))
         return letter, job
 
     def replay_all(
@@ -327,13 +327,10 @@ class DeadLetters:
         """Return a replayer, for a bulk operation if it has an id; it calls `on_sent` for each job."""
 
         def sent(job: Job) -> None:
-            self._replayed(job)
+            self._context.emit(replayed(job, self._clock()))
             on_sent(job)
 
         return Replayer(self._context, sent, operation)
-
-    def _replayed(self, job: Job) -> None:
-        self._context.emit(replayed(job, self._clock()))
 
     def _get(self, letter_id: str) -> Letter:
         letter = self._letters.get(letter_id)
