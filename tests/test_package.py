@@ -413,6 +413,24 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
     TopologicalSorter(graph).prepare()
 
 
+def test_a_constant_has_one_value() -> None:
+    """A second value further down in a file would be that of the first place, too."""
+    for path in PACKAGE.rglob("*.py"):
+        assigned = [
+            node
+            for node in ast.parse(path.read_text("utf-8")).body
+            if isinstance(node, (ast.Assign, ast.AnnAssign))
+        ]
+        names = [
+            name.id
+            for node in assigned
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            for name in ast.walk(target)
+            if isinstance(name, ast.Name) and name.id.isupper()
+        ]
+        assert len(names) == len({*names}), path
+
+
 def test_the_store_is_reached_by_its_door() -> None:
     """A room imports from `store`, and not from the files in it."""
     outside = [path for path in PACKAGE.rglob("*.py") if not path.is_relative_to(PACKAGE / "store")]

@@ -113,12 +113,12 @@ class ParkedRetries:
                 entry.count = published
                 progress(published)
 
-            return Draining(self._context, self._parked, tasks, note).run()
+            return Draining(self._context, tasks, note).run()
 
     def drainable(self, tasks: Sequence[str] = ()) -> Iterator[Parked]:
         """Return the retries that `drain` would publish, in the order of their time; raises as `drain`."""
         _check(tasks)
-        return map(self._shown, Draining(self._context, self._parked, tasks).retries())
+        return map(self._shown, Draining(self._context, tasks).retries())
 
     def count(self, where: Filter = EVERYTHING, **fields: Unpack[Fields]) -> int:
         """Count the parked retries of a filter; for anything but a queue and a type it reads them all."""
@@ -222,12 +222,11 @@ class Draining:
     def __init__(
         self,
         context: Context,
-        parked: ParkedJobs,
         tasks: Sequence[str],
         progress: Callable[[int], object] = lambda _: None,
     ) -> None:
         self._context = context
-        self._parked = parked
+        self._parked = context.store_for("parked retries").parked
         self._publishers = context.publishers
         self._tasks = tasks or ("*",)
         self._progress = progress
