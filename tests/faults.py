@@ -72,7 +72,7 @@ STEPS_OF = {
         "dramatiq.run:job_of",
         "dramatiq.run:publication",
         "dramatiq.translate:decoded",
-        "dramatiq.receiving:_flaw",
+        "dramatiq.receiving:flaw_of",
         "dramatiq.on_redis:Hands.take",
     ],
 }

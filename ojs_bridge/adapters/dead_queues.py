@@ -70,6 +70,18 @@ class HeldQueues(Generic[Held]):
                     return True
         return False
 
+    def depth(self, name: str) -> int:
+        """Return the number of messages in a queue, 0 where there is no such queue."""
+        try:
+            with self.connection.channel() as channel:
+                declared = channel.queue_declare(name, passive=True)
+        except self.errors as error:
+            if not _is_missing(error):
+                raise
+            return 0
+        # Pika wraps the answer.
+        return int(getattr(declared, "method", declared).message_count)
+
     @contextmanager
     def _looking(self, name: str) -> Iterator[Iterator[tuple[Held, Callable[[], object]]]]:
         """Give a queue's messages, the oldest first, each with what deletes it; all others go back."""
@@ -88,7 +100,7 @@ class HeldQueues(Generic[Held]):
                 if not self.is_renewed(channel, name, message):
                     yield self.shown(channel, message), functools.partial(self.delete, channel, message)
         except self.errors as error:
-            if getattr(error, "reply_code", None) != NOT_FOUND:
+            if not _is_missing(error):
                 raise
 
     def get(self, channel: Any, name: str) -> Any:
@@ -112,24 +124,24 @@ class HeldQueues(Generic[Held]):
         return False
 
 
+def _is_missing(error: Exception) -> bool:
+    """Return whether there is no such queue; kombu's own transports have the code as a text."""
+    return str(getattr(error, "reply_code", "")) == str(NOT_FOUND)
+
+
 class QueuesOnRabbitMQ(HeldQueues[Held]):
     """Dead queues on RabbitMQ, where one reader waits for another, and no look uses a message up."""
 
     def read(self, name: str, most: int) -> list[Held]:
         """Return at most `most` messages, the oldest first, and warn of a queue that hides them now."""
         held, waited = super().read(name, most), 0.0
-        while held and not self._depth(name):
+        while held and not self.depth(name):
             if waited > _SHOWN_SECONDS:
                 logger.warning(_HIDDEN, name)
                 break
             pause(0.1)
             waited += 0.1
         return held
-
-    def _depth(self, name: str) -> int:
-        declared = self.connection.channel().queue_declare(name, passive=True)
-        # Pika wraps the answer.
-        return int(getattr(declared, "method", declared).message_count)
 
     @contextmanager
     def _looking(self, name: str) -> Iterator[Iterator[tuple[Held, Callable[[], object]]]]:

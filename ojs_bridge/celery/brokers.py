@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any, Protocol
 
-from amqp.exceptions import AMQPError, ChannelError, FrameSyntaxError
+from amqp.exceptions import AMQPError, FrameSyntaxError
 from celery import Celery
 from kombu import pools
 from kombu.connection import Connection
@@ -25,7 +25,6 @@ from kombu.entity import Exchange, Queue
 from kombu.exceptions import OperationalError, SerializationError
 
 from ..adapters import parameters_of
-from ..adapters.dead_queues import NOT_FOUND
 from ..bridge import Bridge
 from ..engine.engine import Engine
 from ..engine.reservations import UNTOLD, Reservations
@@ -74,8 +73,8 @@ class Broker:
     timeouts: Sequence[str] = ()
     #: The uses of private names that a worker has which takes messages from it.
     needs: frozenset[str] = frozenset()
-    #: Makes the dead queues of a connection.
-    dead_places: type[Any] = InQueues
+    #: Makes what looks into the queues of a connection, the dead ones, too.
+    places: type[Any] = InQueues
 
     def __init__(self, app: Celery, transport: Any) -> None:
         self.app, self.transport = app, transport
@@ -84,8 +83,14 @@ class Broker:
         self._place = _NAMES.get(self.system)
         kinds = getattr(getattr(transport, "Channel", None), "__mro__", ())
         keeps_tags = any(kind.__module__ in _TAGS_KEPT for kind in kinds)
-        #: Whether a copy of a message can be told from another message.
-        self._names_messages = keeps_tags or self._place is not None
+        #: What is not promised if it names a message anew at each delivery, in one sentence.
+        self.less = ""
+        if transport is not None and not keeps_tags and self._place is None:
+            self.less = (
+                f"{transport.__module__}.{transport.__name__} names a message anew at each delivery: a copy "
+                "that comes when its job has ended is a new job, and a job whose worker was killed comes "
+                "back when the broker gives it out again"
+            )
         #: Returns what the broker calls a message at each of its deliveries; UNTOLD if it does not say it.
         self.publication: Callable[[Any], str] = attrgetter("delivery_tag") if keeps_tags else self._told
         self._options: Mapping[str, Any] = app.conf.broker_transport_options or {}
@@ -100,12 +105,8 @@ class Broker:
 
     def caveats(self, bridge: Bridge) -> Iterator[str]:
         """Yield what weakens a promise; raises ConfigurationError for what cannot work."""
-        if bridge.store is not None and not self._names_messages:
-            kind = f"{self.transport.__module__}.{self.transport.__name__}"
-            yield (
-                f"{kind} names a message anew at each delivery: a copy that comes when its job has ended is "
-                "a new job, and a job whose worker was killed comes back when the broker gives it out again"
-            )
+        if bridge.store is not None and self.less:
+            yield self.less
 
     def long_wait(self, seconds: float) -> tuple[str, str] | None:
         """Return the name of a hazard, and what it is, if a retry may wait so long in a worker."""
@@ -120,21 +121,6 @@ class Broker:
         place, name = self._place or ("", "")
         told = (message.delivery_info or {}).get(place)
         return str(told[name]) if isinstance(told, Mapping) and told.get(name) else UNTOLD
-
-    def depth(self, connection: Connection, queue: str) -> int:
-        """Return the number of messages in a queue, 0 where there is no such queue."""
-        try:
-            with connection.channel() as channel:
-                return int(channel.queue_declare(queue, passive=True).message_count)
-        except ChannelError as error:
-            # Kombu's own transports have the code as a text.
-            if str(error.reply_code) != str(NOT_FOUND):
-                raise
-            return 0
-
-    def oldest(self, connection: Connection, queue: str) -> list[Mapping[str, Any]]:
-        """Return the headers of the oldest message of each priority in a queue; only Redis shows them."""
-        return []
 
     @contextmanager
     def producer(self) -> Iterator[Any]:
@@ -280,12 +266,12 @@ class RabbitMQ(Broker):
     """A broker that confirms what it takes, delays messages itself, and counts their deliveries."""
 
     timeouts = "read_timeout", "write_timeout"
-    dead_places = OnRabbitMQ
+    places = OnRabbitMQ
     _confirmed: Connection | None = None
 
     def __init__(self, app: Celery, transport: Any) -> None:
         super().__init__(app, transport)
-        self.system, self._names_messages = "rabbitmq", True
+        self.system, self.less = "rabbitmq", ""
 
     def long_wait(self, seconds: float) -> tuple[str, str] | None:
         """Return the hazard of a wait beyond its `consumer_timeout`."""
@@ -394,8 +380,9 @@ class CeleryPublisher:
             return [self._backlog_of(connection, name) for name in sorted({*queues, *queues_of(self._app)})]
 
     def _backlog_of(self, connection: Connection, queue: str) -> Backlog:
-        depth = self._broker().depth(connection, queue)
-        due = map(self._due, self._broker().oldest(connection, queue) if depth else ())
+        places = self._broker().places(connection)
+        depth = places.depth(queue)
+        due = map(self._due, places.oldest(queue) if depth else ())
         return Backlog(queue, depth, min((at for at in due if at is not None), default=None))
 
     def _due(self, headers: Mapping[str, Any]) -> datetime | None:
@@ -411,7 +398,7 @@ class CeleryPublisher:
         """Give the dead queues, through a new connection to the broker that the app writes to."""
         try:
             with self._app.connection_for_write() as connection:
-                yield self._broker().dead_places(connection)
+                yield self._broker().places(connection)
         except self._broker().unreachable as error:
             raise Unreachable(f"{type(error).__name__}: {error}") from error
 

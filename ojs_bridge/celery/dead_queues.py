@@ -179,6 +179,10 @@ class InQueues(HeldQueues[Any]):
         """Put back what was not acknowledged: kombu's memory transport would lose it."""
         channel.basic_recover(requeue=True)
 
+    def oldest(self, _: str) -> list[Mapping[str, Any]]:
+        """Return nothing: only Redis shows the headers of the oldest messages."""
+        return []
+
 
 class OnRabbitMQ(InQueues, QueuesOnRabbitMQ[Any]):
     """Dead queues on RabbitMQ."""

@@ -83,6 +83,10 @@ class Lists:
         """Return at most `most` messages, and leave them where they are."""
         return [message for _, _, message in islice(self._all(name, most), most)] if most else []
 
+    def depth(self, name: str) -> int:
+        """Return the number of messages in a queue."""
+        return sum(map(self._client.llen, self._keys(name)))
+
     def oldest(self, name: str) -> list[Mapping[str, Any]]:
         """Return the headers of the oldest message of each list."""
         items = (item for key in self._keys(name) for item in self._client.lrange(key, -1, -1))
@@ -128,7 +132,7 @@ class Redis(Broker):
 
     timeouts = "socket_timeout", "socket_connect_timeout"
     needs = frozenset({compat.REDIS})
-    dead_places = Lists
+    places = Lists
 
     def __init__(self, app: Celery, transport: Any) -> None:
         super().__init__(app, transport)
@@ -198,10 +202,6 @@ class Redis(Broker):
     def visibility(self, consumer: Any, reservations: Reservations) -> Visibility:
         """Return what renews a consumer's messages, and gives back those of dead workers."""
         return Visibility(consumer, reservations)
-
-    def oldest(self, connection: Connection, queue: str) -> list[Mapping[str, Any]]:
-        """Return the headers of the oldest message of each priority in a queue."""
-        return Lists(connection).oldest(queue)
 
 
 class Visibility:

@@ -1,265 +1,439 @@
-"""The broker of a fleet: its kind, its outages, what weakens a promise, and what RabbitMQ alone needs."""
+"""The broker of a fleet: what differs between the kinds of brokers is a method of their objects."""
 
 from __future__ import annotations
 
+import functools
 import logging
+import math
 import socket
-import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import dramatiq
 from dramatiq import Message
 from dramatiq.broker import Broker, MessageProxy
 from dramatiq.common import dq_name, xq_name
-from dramatiq.errors import ConnectionClosed, ConnectionFailed
+from dramatiq.errors import ConnectionClosed, DecodeError
 
+from ..adapters.dead_queues import NOT_FOUND
+from ..adapters.presence import Presence
 from ..adapters.private_names import numbers_of
 from ..bridge import Bridge
+from ..engine.reservations import UNTOLD, Reservations
 from ..engine.runs import Backlog
 from ..rules.job import Job
-from . import compat
-from .compat import ids_of, messages_of, parameters
-from .translate import bare_job, encodable, job_of
+from ..rules.notations import spoken
+from . import compat, on_redis
+from .compat import dead_letters_by_queue, ids_of, messages_of, parameters
+from .dead_queues import (
+    DeadElsewhere,
+    DeadInMemory,
+    DeadOnRabbitMQ,
+    DeadOnRedis,
+    PikaQueues,
+    Places,
+)
+from .delivery import Delivery, is_dropped
+from .holding import HELD_AT_MOST
+from .on_redis import Acknowledgements, Hands
+from .receiving import (
+    Take,
+    Wake,
+    bounded,
+    flaw_of,
+    flaw_on_redis,
+    listening,
+    polling,
+    put_away,
+    readable,
+    say_flaw,
+)
+from .translate import bare_job, encodable, is_refusal, job_of, outages, redis_outages
 
 logger = logging.getLogger("ojs_bridge")
 
 #: How long RabbitMQ waits for an acknowledgement, unless its `consumer_timeout` says otherwise.
 PATIENCE = timedelta(minutes=30)
-#: RabbitMQ's answers: there is no such queue; a declaration is not allowed, or its arguments are not.
-NOT_FOUND, _REFUSALS = 404, (403, 405, 406, 540)
 #: Whether Dramatiq publishes to RabbitMQ with the `mandatory` flag.
 _MISSES_QUEUES = numbers_of(dramatiq.__version__) >= (2, 2)
+#: The attribute of a broker that has the object of its kind.
+KIND = "_ojs_kind"
 
 
-def is_redis(broker: Broker) -> bool:
-    """Return whether this is Dramatiq's RedisBroker."""
-    return is_broker(broker, "redis", "RedisBroker")
+class AnyBroker:
+    """A broker that is not Dramatiq's own."""
+
+    #: Whether an acknowledgement names a delivery of one connection, and is another message's after that.
+    is_tagged = False
+    #: Whether the bridge notes something of each delivery, and not only of delayed ones.
+    is_noted = True
+    #: Whether it shows a message that left its queue, and is to settle it as Dramatiq does.
+    shows_dropped = False
+    #: Returns why no worker can run a message, or None.
+    flaw = staticmethod(flaw_of)
+    #: The most seconds for which a worker may hold a delivery.
+    held_at_most = math.inf
+    #: Where a dead letter goes while the store is away, in words.
+    dead_queue = "the broker, where the bridge cannot look for them"
+
+    #: What is not promised on a broker that is not Dramatiq's own, in one sentence.
+    less = (
+        "{} is no broker of Dramatiq's own: it does not say that a message comes again. A copy that comes "
+        "when its job has ended is a new job, a job whose worker was killed comes back when the broker gives "
+        "it out again, and the bridge cannot look for its dead letters"
+    )
+
+    def __init__(self, broker: Any) -> None:
+        self.broker = broker
+        #: The name of the kind.
+        self.system = type(broker).__name__
+        self.less = type(self).less.format(self.system)
+        self.dead_places: Places = DeadElsewhere(broker)
+        #: What this process has taken from Redis, and not settled; nothing on another broker.
+        self.hands = Hands()
+
+    @functools.cached_property
+    def outages(self) -> tuple[type[Exception], ...]:
+        """The errors of a broker that cannot be reached, or takes no more."""
+        return outages()
+
+    def caveats(self, bridge: Bridge) -> Iterator[str]:
+        """Yield what weakens a promise."""
+        if self.less:
+            yield self.less
+
+    def long_wait(self) -> str:
+        """Return where a long delay of Dramatiq's is, and what becomes of it, in words."""
+        return "in a worker's memory, where it is delayed or stranded if the broker or the worker goes away"
+
+    def long_run(self, seconds: float) -> str | None:
+        """Return what becomes of a run that may take so long, if it is delivered again meanwhile."""
+
+    def backlog(self, queues: Sequence[str]) -> Sequence[Backlog] | None:
+        """Return the backlog of queues; None if the broker cannot be asked. Raises any error."""
+
+    def forget_shown(self, message_id: str) -> None:
+        """Forget a replayed message that is only shown among the dead."""
+
+    def use_dead_queues_as_they_are(self) -> None:
+        """Have only those dead queues declared that are missing; others may have other arguments."""
+
+    def confirm(self) -> None:
+        """Have the broker confirm what this thread publishes: else a lost message looks like a sent one."""
+
+    def have_queue(self, queue_name: str) -> None:
+        """Have the next publication declare a queue that is gone."""
+
+    def swapping(self, message: MessageProxy) -> AbstractContextManager[None]:
+        """Let the retry that this thread enqueues take the place of a message, in one step if it can."""
+        return nullcontext()
+
+    def boot(self, woken: Callable[[str], None]) -> None:
+        """Prepare a process that consumes; `woken` is to hear the queue of each message that it enqueues."""
+
+    def present(self, reservations: Reservations, queues: Callable[[], Iterable[str]]) -> Presence | None:
+        """Let other workers know that this one lives, if they give back what dead workers had."""
+
+    def consuming(self, queue_name: str) -> Acknowledgements | None:
+        """Prepare for a new consumer of a queue; return what sends its acknowledgements together, if any."""
+
+    def taking(self, inner: Any, thread: Any, queue_name: str, wake: Wake) -> Take:
+        """Return the function by which the consumer of a thread takes its next message."""
+        return bounded(inner, thread) if queue_name == dq_name(queue_name) else inner.__next__
+
+    def received(self, inner: Any, message: Any, *, is_delayed: bool) -> bool:
+        """Note a delivery; False if this process has its message already."""
+        setattr(message, compat.redelivered.name, UNTOLD)
+        return True
+
+    def has_put_away(self, queue_name: str, error: Exception) -> bool:
+        """Move the message that a consumer could not read to the dead queue; False if it is still there."""
+        return False
+
+    def leave(self, inner: Any, queue_name: str, message: MessageProxy, flaw: str) -> None:
+        """Move a message that no worker can run to the dead queue, as it came."""
+        say_flaw(queue_name, flaw)
+        inner.nack(message)
+
+    def give_back(self, inner: Any, message: MessageProxy) -> None:
+        """Give a message back to its queue."""
+        inner.requeue([message])
+
+    def requeue(self, inner: Any, messages: list[MessageProxy]) -> None:
+        """Give prefetched messages back."""
+        inner.requeue(messages)
+
+    def bury(self, inner: Any, message: MessageProxy) -> None:
+        """Put a message with its final state into the dead queue."""
+        inner.nack(message)
+
+    def stop_fetching(self, inner: Any) -> None:
+        """Leave new messages to other workers, if the broker lets this worker."""
+
+    def close(self, inner: Any, queue_name: str) -> None:
+        """Give back what a consumer has fetched and not handed out."""
 
 
-def is_broker(broker: Broker, module: str, name: str) -> bool:
-    """Return whether a broker is of this class of Dramatiq's; the module need not be importable."""
-    cls = getattr(sys.modules.get(f"dramatiq.brokers.{module}"), name, None)
-    return cls is not None and isinstance(broker, cls)
+class InMemory(AnyBroker):
+    """StubBroker: it loses no connection, and a unit test looks into it."""
+
+    is_noted, shows_dropped, less = False, True, ""
+    dead_queue = (
+        "the broker's own dead queues (.XQ), which forget them in time, "
+        "where `Bridge.broker_letters` finds them"
+    )
+
+    def __init__(self, broker: Any) -> None:
+        super().__init__(broker)
+        self.system, self.dead_places = "stub", DeadInMemory(broker)
+
+    def forget_shown(self, message_id: str) -> None:
+        for letters in [*dead_letters_by_queue(self.broker, {}).values()]:
+            for shown in [m for m in [*letters] if m.message_id == message_id and is_dropped(m)]:
+                letters.remove(shown)
+
+    def give_back(self, inner: Any, message: MessageProxy) -> None:
+        compat.stub_queue(inner).put(encodable(message).encode())
+        inner.ack(message)
+
+    def requeue(self, inner: Any, messages: list[MessageProxy]) -> None:
+        # The broker itself would forget them.
+        for message in messages:
+            self.give_back(inner, message)
 
 
-def is_rabbitmq(broker: Broker) -> bool:
-    """Return whether this is Dramatiq's RabbitmqBroker."""
-    return is_broker(broker, "rabbitmq", "RabbitmqBroker")
+class OnRabbitMQ(AnyBroker):
+    """RabbitmqBroker: it confirms what it takes, and takes back what a worker holds for too long."""
+
+    is_tagged = True
+    held_at_most = HELD_AT_MOST
+    dead_queue, less = InMemory.dead_queue, ""
+
+    def __init__(self, broker: Any) -> None:
+        super().__init__(broker)
+        self.system, self.dead_places = "rabbitmq", DeadOnRabbitMQ(broker)
+
+    def caveats(self, bridge: Bridge) -> Iterator[str]:
+        longest = bridge.settings.park_after
+        if bridge.store and longest >= PATIENCE:
+            yield (
+                f"park_after is {longest}: RabbitMQ takes a delayed job back from its worker after its "
+                f"consumer_timeout, {PATIENCE} by default, again and again; let park_after be shorter"
+            )
+
+    def long_wait(self) -> str:
+        return (
+            "unacknowledged in a worker's memory, and RabbitMQ takes it back after its consumer_timeout, "
+            f"{spoken(PATIENCE.total_seconds())} by default, again and again (from RabbitMQ 4.3 on, on "
+            "quorum queues only)"
+        )
+
+    def long_run(self, seconds: float) -> str | None:
+        if seconds <= (longest := PATIENCE.total_seconds()):
+            return None
+        return (
+            f"a run may take longer than RabbitMQ's consumer_timeout, {spoken(longest)} by default (from "
+            "4.3 on, on quorum queues only): the job is then delivered again and runs beside itself; with a "
+            "store the bridge lets the second one wait"
+        )
+
+    def backlog(self, queues: Sequence[str]) -> Sequence[Backlog]:
+        from pika import BlockingConnection
+
+        connection = BlockingConnection(parameters(self.broker))
+        try:
+            return [Backlog(queue, PikaQueues(connection).depth(queue)) for queue in queues]
+        finally:
+            connection.close()
+
+    def use_dead_queues_as_they_are(self) -> None:
+        broker = self.broker
+        if not hasattr(broker, compat.declare_dead_queue.name):
+            return
+        from pika.exceptions import ChannelClosedByBroker
+
+        declare = compat.declare_dead_queue(broker)
+
+        def declare_missing(queue_name: str) -> Any:
+            try:
+                return compat.channel(broker).queue_declare(xq_name(queue_name), passive=True)
+            except ChannelClosedByBroker as error:
+                if error.reply_code != NOT_FOUND:
+                    raise
+                compat.channel.delete(broker)
+                return declare(queue_name)
+
+        compat.declare_dead_queue.set(broker, declare_missing)
+
+    def confirm(self) -> None:
+        if not compat.confirm_delivery(self.broker):
+            compat.confirm_delivery.set(self.broker, value=True)
+            # The next channel confirms.
+            compat.channel.delete(self.broker)
+
+    def have_queue(self, queue_name: str) -> None:
+        # Before 2.2 Dramatiq does not notice that a queue is gone.
+        if _MISSES_QUEUES:
+            return
+        from pika.exceptions import AMQPError
+
+        try:
+            for name in (queue_name, dq_name(queue_name)):
+                compat.channel(self.broker).queue_declare(name, passive=True)
+        except AMQPError:
+            compat.connection.delete(self.broker)
+            compat.queues_pending(self.broker).add(queue_name)
+
+    def taking(self, inner: Any, thread: Any, queue_name: str, wake: Wake) -> Take:
+        return listening(inner, thread, queue_name) if queue_name == dq_name(queue_name) else inner.__next__
+
+    def received(self, inner: Any, message: Any, *, is_delayed: bool) -> bool:
+        message.ojs_delivery = Delivery(inner, time.monotonic())
+        return True
+
+    def give_back(self, inner: Any, message: MessageProxy) -> None:
+        tag, known = compat.tag(message), compat.known_tags(inner)
+        if tag in known:
+            known.discard(tag)
+            channel = compat.consumer_channel(inner)
+            compat.consumer_connection(inner).add_callback_threadsafe(
+                lambda: channel.basic_nack(tag, requeue=True)
+            )
+
+    def bury(self, inner: Any, message: MessageProxy) -> None:
+        """Publish a message with its final state to its dead queue.
+
+        If that fails, a plain nack moves it there as it was enqueued, without the last attempt. Raises
+        ConnectionClosed if there is no dead queue, and none can be declared: the message stays.
+        """
+        for last in (False, True):
+            try:
+                self._publish_dead(message, declares=last)
+            except Exception as error:
+                # RabbitMQ closes a connection that idled for a while; the next try has a new connection.
+                compat.connection.delete(self.broker)
+                if last and is_refusal(error):
+                    raise ConnectionClosed(error) from error
+                if last:
+                    logger.exception("job %s: its dead letter lacks its final state", bare_job(message))
+            else:
+                inner.ack(message)
+                return
+        inner.nack(message)
+
+    def _publish_dead(self, message: MessageProxy, *, declares: bool) -> None:
+        import pika
+
+        self.confirm()
+        if declares and hasattr(self.broker, compat.declare_dead_queue.name):
+            compat.declare_dead_queue(self.broker)(message.queue_name)
+        queue, properties = xq_name(message.queue_name), pika.BasicProperties(delivery_mode=2)
+        channel = compat.channel(self.broker)
+        channel.basic_publish("", queue, encodable(message).encode(), properties, mandatory=True)
 
 
-def is_known(broker: Broker) -> bool:
-    """Return whether this is a broker of Dramatiq's own; others promise less."""
-    return is_redis(broker) or is_rabbitmq(broker) or is_broker(broker, "stub", "StubBroker")
+class OnRedis(AnyBroker):
+    """RedisBroker: it gives back what dead workers had, if the others tell it of their death."""
 
+    dead_queue, less = InMemory.dead_queue, ""
+    flaw = staticmethod(flaw_on_redis)
 
-def backlog(broker: Any, queues: Sequence[str]) -> Sequence[Backlog] | None:
-    """Return the backlog of queues; None for a broker of another kind. Raises any error."""
-    if is_redis(broker):
-        address = broker.client.connection_pool.connection_kwargs
+    def __init__(self, broker: Any) -> None:
+        super().__init__(broker)
+        self.system, self.dead_places = "redis", DeadOnRedis(broker)
+        self._acknowledgements: dict[str, Acknowledgements] = {}
+
+    def caveats(self, bridge: Bridge) -> Iterator[str]:
+        settings: dict[str, str] = {}
+        # A caveat that cannot be found out, as without the right to CONFIG, stops no worker.
+        with suppress(Exception):
+            for name in ("maxmemory", "maxmemory-policy", "appendonly", "save"):
+                settings |= self.broker.client.config_get(name)
+        policy = settings.get("maxmemory-policy", "noeviction")
+        if settings.get("maxmemory", "0") != "0" and policy != "noeviction":
+            yield f"the broker's Redis may evict jobs: set maxmemory-policy noeviction, not {policy}"
+        if settings.get("appendonly") == "no" and settings.get("save") == "":
+            yield "the broker's Redis keeps no job over a restart: set appendonly yes"
+
+    def backlog(self, queues: Sequence[str]) -> Sequence[Backlog]:
+        address = self.broker.client.connection_pool.connection_kwargs
         if "host" in address:
             # The client tries a refused connection again, for longer than a probe waits.
             socket.create_connection((address["host"], address.get("port", 6379)), timeout=2.0).close()
-        broker.client.ping()
-        return [_redis_backlog(broker, queue) for queue in queues]
-    if is_rabbitmq(broker):
-        from pika import BlockingConnection
+        self.broker.client.ping()
+        return [self._backlog_of(queue) for queue in queues]
 
-        connection = BlockingConnection(parameters(broker))
+    def _backlog_of(self, queue: str) -> Backlog:
+        client, ids = self.broker.client, ids_of(self.broker, queue)
+        depth, oldest = client.llen(ids), client.lindex(ids, 0)
+        held = client.hget(messages_of(self.broker, queue), oldest) if oldest else None
         try:
-            return [Backlog(queue, depth_of(connection, queue)) for queue in queues]
-        finally:
-            connection.close()
-    return None
+            message = Message.decode(held) if held else None
+            job = job_of(message, bare_job(message)) if message else None
+        except Exception:  # noqa: BLE001 - another encoder's message has no age here
+            job = None
+        return Backlog(queue, depth, job.due_at if isinstance(job, Job) else None)
 
+    def swapping(self, message: MessageProxy) -> AbstractContextManager[None]:
+        return on_redis.replacing(message)
 
-def _redis_backlog(broker: Any, queue: str) -> Backlog:
-    ids = ids_of(broker, queue)
-    depth, oldest = broker.client.llen(ids), broker.client.lindex(ids, 0)
-    held = broker.client.hget(messages_of(broker, queue), oldest) if oldest else None
-    try:
-        message = Message.decode(held) if held else None
-        job = job_of(message, bare_job(message)) if message else None
-    except Exception:  # noqa: BLE001 - another encoder's message has no age here
-        job = None
-    return Backlog(queue, depth, job.due_at if isinstance(job, Job) else None)
+    def boot(self, woken: Callable[[str], None]) -> None:
+        # A process that was forked after its broker was made would share what it has fetched with the others.
+        compat.worker_id.set(self.broker, str(uuid4()))
+        on_redis.replace_on(self.broker, self.hands, woken)
 
+    def present(self, reservations: Reservations, queues: Callable[[], Iterable[str]]) -> Presence:
+        return on_redis.present(self.broker, reservations, queues)
 
-def depth_of(connection: Any, queue: str) -> int:
-    """Return the number of messages in a queue, 0 where there is no such queue."""
-    from pika.exceptions import ChannelClosedByBroker
-
-    try:
-        with connection.channel() as channel:
-            return int(channel.queue_declare(queue, passive=True).method.message_count)
-    except ChannelClosedByBroker as error:
-        if error.reply_code != NOT_FOUND:
-            raise
-        return 0
-
-
-def outages() -> tuple[type[Exception], ...]:
-    """Return the errors of a broker that cannot be reached, or takes no more."""
-    errors = (ConnectionClosed, ConnectionFailed, OSError, *redis_outages())
-    if "dramatiq.brokers.rabbitmq" not in sys.modules:
-        return errors
-    from pika.exceptions import AMQPError
-
-    return (*errors, AMQPError)
-
-
-def error_in_words(error: Exception) -> str:
-    """Return the class and the text of an error, which the newest redis-py leaves out of its `repr`."""
-    return f"{type(error).__name__}: {error}"
-
-
-def redis_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of Redis, such as a refusal to write without replicas."""
-    if "dramatiq.brokers.redis" not in sys.modules:
-        return ()
-    from redis import RedisError
-
-    return (RedisError,)
-
-
-def redis_outages() -> tuple[type[Exception], ...]:
-    """Return the errors of a Redis outage; Dramatiq does not take all of them for an outage."""
-    if "dramatiq.brokers.redis" not in sys.modules:
-        return ()
-    from redis import exceptions as e
-
-    return (e.ConnectionError, e.TimeoutError, e.OutOfMemoryError, e.ReadOnlyError, e.ClusterDownError)
-
-
-def say_caveats(broker: Broker, bridge: Bridge) -> None:
-    """Warn of every setting that weakens a promise."""
-    for caveat in _caveats(broker, bridge):
-        logger.warning("%s", caveat)
-
-
-def _caveats(broker: Any, bridge: Bridge) -> Iterator[str]:
-    if not is_known(broker):
-        yield (
-            f"{type(broker).__name__} is no broker of Dramatiq's own: it does not say that a message comes "
-            "again. A copy that comes when its job has ended is a new job, a job whose worker was killed "
-            "comes back when the broker gives it out again, and the bridge cannot look for its dead letters"
-        )
-    longest = bridge.settings.park_after
-    if is_rabbitmq(broker) and bridge.store and longest >= PATIENCE:
-        yield (
-            f"park_after is {longest}: RabbitMQ takes a delayed job back from its worker after its "
-            f"consumer_timeout, {PATIENCE} by default, again and again; let park_after be shorter"
-        )
-    if is_redis(broker):
-        yield from _redis_caveats(broker)
-
-
-def _redis_caveats(broker: Any) -> Iterator[str]:
-    settings = _settings_of(broker)
-    policy = settings.get("maxmemory-policy", "noeviction")
-    if settings.get("maxmemory", "0") != "0" and policy != "noeviction":
-        yield f"the broker's Redis may evict jobs: set maxmemory-policy noeviction, not {policy}"
-    if settings.get("appendonly") == "no" and settings.get("save") == "":
-        yield "the broker's Redis keeps no job over a restart: set appendonly yes"
-
-
-def _settings_of(broker: Any) -> dict[str, str]:
-    """Return the server's settings; none if CONFIG is not allowed, or the server does not answer."""
-    settings: dict[str, str] = {}
-    for name in ("maxmemory", "maxmemory-policy", "appendonly", "save"):
+    def consuming(self, queue_name: str) -> Acknowledgements:
         try:
-            settings |= broker.client.config_get(name)
-        except Exception:  # noqa: BLE001 - a caveat that cannot be found out stops no worker
-            return {}
-    return settings
+            self.hands.release_strays(self.broker, queue_name)
+        except redis_outages() as error:
+            raise ConnectionClosed(error) from None
+        return self._acknowledgements.setdefault(queue_name, Acknowledgements(self.broker, queue_name))
+
+    def taking(self, inner: Any, thread: Any, queue_name: str, wake: Wake) -> Take:
+        release = functools.partial(self.hands.release_strays, self.broker, queue_name)
+        return polling(inner, thread, wake, release)
+
+    def received(self, inner: Any, message: Any, *, is_delayed: bool) -> bool:
+        return self.hands.take(message, is_delayed=is_delayed)
+
+    def has_put_away(self, queue_name: str, error: Exception) -> bool:
+        # An earlier look may have put this message away, though the consumer still had it in memory.
+        return put_away(self.broker, queue_name, error) or isinstance(error, (DecodeError, TypeError))
+
+    def leave(self, inner: Any, queue_name: str, message: MessageProxy, flaw: str) -> None:
+        put_away(self.broker, queue_name, ValueError(flaw))
+        on_redis.forget(inner, message)
+
+    def give_back(self, inner: Any, message: MessageProxy) -> None:
+        inner.requeue([message])
+        on_redis.forget(inner, message)
+
+    def bury(self, inner: Any, message: MessageProxy) -> None:
+        inner.nack(message)
+        on_redis.enrich(self.broker, message)
+
+    def stop_fetching(self, inner: Any) -> None:
+        compat.redis_prefetch.set(inner, 0)
+
+    def close(self, inner: Any, queue_name: str) -> None:
+        fetched = compat.message_cache(inner, [])
+        compat.message_cache.set(inner, [])
+        if fetched:
+            inner.requeue(readable(fetched, queue_name))
 
 
-def confirm(broker: Any) -> None:
-    """Make RabbitMQ confirm what this thread publishes: else a lost message looks like one that was sent."""
-    if is_rabbitmq(broker) and not compat.confirm_delivery(broker):
-        compat.confirm_delivery.set(broker, value=True)
-        # The next channel confirms.
-        compat.channel.delete(broker)
-
-
-def have_queue(broker: Any, queue_name: str) -> None:
-    """Make the next publication declare a queue that is gone: before 2.2 Dramatiq does not notice that."""
-    if _MISSES_QUEUES or not is_rabbitmq(broker):
-        return
-    from pika.exceptions import AMQPError
-
-    try:
-        for name in (queue_name, dq_name(queue_name)):
-            compat.channel(broker).queue_declare(name, passive=True)
-    except AMQPError:
-        compat.connection.delete(broker)
-        compat.queues_pending(broker).add(queue_name)
-
-
-def is_refusal(error: Exception) -> bool:
-    """Return whether RabbitMQ has refused to declare a queue, which is no outage."""
-    cause = error.args[0] if isinstance(error, ConnectionClosed) and error.args else error
-    return getattr(cause, "reply_code", None) in _REFUSALS
-
-
-def use_dead_queues_as_they_are(broker: Any) -> None:
-    """Make a broker declare only the dead queues that are missing; others may have other arguments."""
-    if not (is_rabbitmq(broker) and hasattr(broker, compat.declare_dead_queue.name)):
-        return
-    from pika.exceptions import ChannelClosedByBroker
-
-    declare = compat.declare_dead_queue(broker)
-
-    def declare_missing(queue_name: str) -> Any:
-        try:
-            return compat.channel(broker).queue_declare(xq_name(queue_name), passive=True)
-        except ChannelClosedByBroker as error:
-            if error.reply_code != NOT_FOUND:
-                raise
-            compat.channel.delete(broker)
-            return declare(queue_name)
-
-    compat.declare_dead_queue.set(broker, declare_missing)
-
-
-def give_back(inner: Any, message: MessageProxy) -> None:
-    """Give a message back on the channel that delivered it, unless that was done."""
-    tag, known = compat.tag(message), compat.known_tags(inner)
-    if tag in known:
-        known.discard(tag)
-        channel = compat.consumer_channel(inner)
-        compat.consumer_connection(inner).add_callback_threadsafe(
-            lambda: channel.basic_nack(tag, requeue=True)
-        )
-
-
-def published_dead(broker: Any, message: MessageProxy) -> bool:
-    """Publish a message with its final state to its dead queue; return whether that worked.
-
-    Raises ConnectionClosed if there is no dead queue, and none can be declared: the message stays.
-    """
-    for last in (False, True):
-        try:
-            _publish_dead(broker, message, declares=last)
-        except Exception as error:
-            # RabbitMQ closes a connection that idled for a while; the next try has a new connection.
-            compat.connection.delete(broker)
-            if last and is_refusal(error):
-                raise ConnectionClosed(error) from error
-            if last:
-                logger.exception("job %s: its dead letter lacks its final state", bare_job(message))
-        else:
-            return True
-    return False
-
-
-def _publish_dead(broker: Any, message: MessageProxy, *, declares: bool) -> None:
-    import pika
-
-    confirm(broker)
-    if declares and hasattr(broker, compat.declare_dead_queue.name):
-        compat.declare_dead_queue(broker)(message.queue_name)
-    queue = xq_name(message.queue_name)
-    properties = pika.BasicProperties(delivery_mode=2)
-    compat.channel(broker).basic_publish("", queue, encodable(message).encode(), properties, mandatory=True)
+def kind_of(broker: Broker) -> AnyBroker:
+    """Return the object of a broker's kind, made once. No other place asks for the kind."""
+    kind: AnyBroker | None = vars(broker).get(KIND)
+    if kind is None:
+        known = {"RedisBroker": OnRedis, "RabbitmqBroker": OnRabbitMQ, "StubBroker": InMemory}
+        own = (cls.__name__ for cls in type(broker).__mro__ if cls.__module__.startswith("dramatiq.brokers."))
+        kind = vars(broker).setdefault(KIND, known.get(next(own, ""), AnyBroker)(broker))
+    return kind

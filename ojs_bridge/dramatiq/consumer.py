@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
-from uuid import uuid4
 
-from dramatiq.broker import Broker, Consumer, MessageProxy
+from dramatiq.broker import Consumer, MessageProxy
 from dramatiq.common import dq_name
 from dramatiq.errors import ConnectionClosed
 
-from ..engine.reservations import UNTOLD, Reservations
+from ..engine.reservations import Reservations
 from ..engine.runs import Lost, Run
 from ..engine.storage_retry import is_of_process
 from ..errors import StoreError
 from . import compat
-from .brokers import (
-    confirm,
-    error_in_words,
-    give_back,
-    is_known,
-    is_rabbitmq,
-    is_redis,
-    published_dead,
-    redis_errors,
-    redis_outages,
-)
+from .brokers import AnyBroker, kind_of
 from .delivery import DELAYED_AS, ENDING, NATIVE, Delivery, Exit, delivery_of, publication
-from .on_redis import Acknowledgements, Hands, enrich, forget, replace_on
-from .receiving import Wake, readable, sound, taking
-from .translate import bare_job, encodable
+from .on_redis import Acknowledgements, forget
+from .receiving import Take, Wake
+from .translate import bare_job, error_in_words, redis_errors, redis_outages
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -48,25 +38,24 @@ class SettlingConsumer(Consumer):
     def __init__(
         self,
         inner: Consumer,
-        broker: Broker,
+        kind: AnyBroker,
         queue_name: str,
-        hands: Hands,
         wake: Wake,
         acks: Acknowledgements | None,
         reservations: Reservations,
     ) -> None:
         self._inner = inner
-        self._broker = broker
-        self._hands = hands
+        self._kind = kind
+        self._hands = kind.hands
         self._reservations = reservations
         self._queue_name = queue_name
-        self._take = sound(broker, inner, queue_name, taking(broker, inner, queue_name, wake, hands))
+        thread, take = threading.current_thread(), inner.__next__
+        if isinstance(thread, compat.ConsumerThread):
+            take = kind.taking(inner, thread, queue_name, wake)
+        self._take = _sound(kind, inner, queue_name, take)
         self._is_delayed = queue_name == dq_name(queue_name)
-        self._takes = is_redis(broker)
-        self._wake = wake
-        self._is_tagged = is_rabbitmq(broker)
-        self._is_untold = not is_known(broker)
-        if not self._is_tagged:
+        self._acks, self._wake = acks, wake
+        if not kind.is_tagged:
             self.__dict__["ack"] = self._straight(inner.ack, acks)
 
     def ack(self, message: MessageProxy) -> None:
@@ -77,8 +66,8 @@ class SettlingConsumer(Consumer):
         """Return an `ack` that only looks at the mark of a message: every job comes by here."""
         settle, acknowledged = self._settle, self._acknowledged
         # A fleet's own `do_ack` is called for each message.
-        name, own = compat.do_ack.name, vars(self._broker)
-        lots = None if hasattr(type(self._broker), name) else acks
+        name, own = compat.do_ack.name, vars(self._kind.broker)
+        lots = None if hasattr(type(self._kind.broker), name) else acks
 
         def ack(message: MessageProxy) -> None:
             delivery: Delivery | None = message.ojs_delivery
@@ -127,7 +116,7 @@ class SettlingConsumer(Consumer):
             if isinstance(error, (StoreError, *redis_outages())) or is_of_process(error):
                 raise ConnectionClosed(error) from None
             raise
-        if self._takes and not delivery.is_given_back:
+        if self._acks is not None and not delivery.is_given_back:
             self._put(message)
         delivery.is_settled = True
 
@@ -157,13 +146,13 @@ class SettlingConsumer(Consumer):
                 otherwise(message)
             case Exit.DROP if delivery.is_replaced:
                 forget(self._inner, message)
-            case Exit.DROP if hasattr(self._inner, compat.dead_letters.name):
-                # StubBroker: a unit test finds the failed message there, and `join` raises its error.
+            case Exit.DROP if self._kind.shows_dropped:
+                # A unit test finds the failed message there, and `join` raises its error.
                 otherwise(message)
             case Exit.DROP:
                 self._inner.ack(message)
             case Exit.DEAD:
-                _bury(self._broker, self._inner, message)
+                self._kind.bury(self._inner, message)
             case Exit.HOLD | Exit.UNBEGUN:
                 time.sleep(HOLD_SECONDS)
                 self._give_back(delivery, message)
@@ -177,7 +166,7 @@ class SettlingConsumer(Consumer):
         delivery.is_given_back = True
         # First, or this process might fetch the message again, and take it for this delivery.
         self._hands.put(message)
-        _give_back(self._inner, message)
+        self._kind.give_back(self._inner, message)
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
         """Give prefetched messages back; raises ConnectionClosed after any error."""
@@ -185,49 +174,36 @@ class SettlingConsumer(Consumer):
         for message in given:
             self._hands.put(message)
         with _closing():
-            if hasattr(self._inner, compat.dead_letters.name):
-                # A broker in memory would forget them.
-                for message in given:
-                    _give_back(self._inner, message)
-            else:
-                self._inner.requeue(given)
+            self._kind.requeue(self._inner, given)
 
     def __iter__(self) -> Any:
-        # A broker in memory loses no connection: its deliveries without a delay need no notes.
-        if self._takes or self._is_tagged or self._is_delayed or self._is_untold:
-            return self
-        return iter(self._inner)
+        return self if self._is_delayed or self._kind.is_noted else iter(self._inner)
 
     def __next__(self) -> MessageProxy | None:
         message = self._take()
-        if message is not None:
-            if self._is_tagged:
-                message.ojs_delivery = Delivery(self._inner, time.monotonic())  # type: ignore[attr-defined]
-            elif self._takes and not self._hands.take(message, is_delayed=self._is_delayed):
-                return None
-            if self._is_untold:
-                setattr(message, compat.redelivered.name, UNTOLD)
-            if self._is_delayed:
-                compat.message_in(message).options[DELAYED_AS] = publication(message)
+        if message is None:
+            return None
+        kind, is_delayed = self._kind, self._is_delayed
+        if kind.is_noted and not kind.received(self._inner, message, is_delayed=is_delayed):
+            return None
+        if is_delayed:
+            compat.message_in(message).options[DELAYED_AS] = publication(message)
         return message
 
     def stop_fetching(self) -> None:
         """Leave new messages to other workers. On RabbitMQ this worker still gets its share."""
-        if self._takes and not self._is_delayed:
-            # The consumer of the delayed queue goes on: by its fetches Redis knows that this worker lives.
-            compat.redis_prefetch.set(self._inner, 0)
+        # A delayed queue's consumer goes on: by its fetches Redis knows that this worker lives.
+        if not self._is_delayed:
+            self._kind.stop_fetching(self._inner)
 
     def close(self) -> None:
         """Close the broker's own consumer, and give back the messages that it has fetched and not handed out.
 
         Raises ConnectionClosed after any error: another error would end Dramatiq's thread.
         """
-        fetched = compat.message_cache(self._inner, [])
-        compat.message_cache.set(self._inner, [])
         try:
             with _closing():
-                if fetched:
-                    self._inner.requeue(readable(fetched, self._queue_name))
+                self._kind.close(self._inner, self._queue_name)
         finally:
             with _closing():
                 self._inner.close()
@@ -256,20 +232,13 @@ def wrap(broker: Any, reservations: Reservations) -> None:
     if getattr(consume, "_ojs_wrapped", False):
         return
 
-    hands, wakes = Hands(), dict[str, Wake]()
-    acknowledgements: dict[str, Acknowledgements] = {}
+    kind, wakes = kind_of(broker), dict[str, Wake]()
 
     def settling(*args: Any, **kwargs: Any) -> Consumer:
         queue_name = args[0] if args else kwargs["queue_name"]
-        if is_redis(broker):
-            try:
-                hands.release_strays(broker, queue_name)
-            except redis_outages() as error:
-                raise ConnectionClosed(error) from None
-            acknowledgements.setdefault(queue_name, Acknowledgements(broker, queue_name))
-        inner, acks = consume(*args, **kwargs), acknowledgements.get(queue_name)
+        acks = kind.consuming(queue_name)
         wake = wakes.setdefault(queue_name, Wake())
-        return SettlingConsumer(inner, broker, queue_name, hands, wake, acks, reservations)
+        return SettlingConsumer(consume(*args, **kwargs), kind, queue_name, wake, acks, reservations)
 
     def woken(queue_name: str) -> None:
         if wake := wakes.get(queue_name):
@@ -277,32 +246,26 @@ def wrap(broker: Any, reservations: Reservations) -> None:
 
     settling._ojs_wrapped = True  # type: ignore[attr-defined]
     broker.consume = settling
-    if is_redis(broker):
-        # A process that was forked after its broker was made would share what it has fetched with the others.
-        compat.worker_id.set(broker, str(uuid4()))
-        replace_on(broker, hands, woken)
-    confirm(broker)
+    kind.boot(woken)
+    kind.confirm()
 
 
-def _bury(broker: Any, inner: Consumer, message: MessageProxy) -> None:
-    """Put a message with its final state into the broker's dead queue.
+def _sound(kind: AnyBroker, inner: Consumer, queue_name: str, take: Take) -> Take:
+    """Return a `take` that leaves out the messages that no worker can run."""
+    passes: tuple[type[Exception], ...] = (StopIteration, *kind.outages)
 
-    If that fails, a plain nack moves the message there as it was enqueued, without the last attempt.
-    """
-    if is_rabbitmq(broker) and published_dead(broker, message):
-        inner.ack(message)
-        return
-    inner.nack(message)
-    if is_redis(broker):
-        enrich(broker, message)
+    def take_sound() -> MessageProxy | None:
+        try:
+            message = take()
+        except passes:
+            raise
+        except Exception as error:
+            if not kind.has_put_away(queue_name, error):
+                raise
+            return None
+        if message is None or (flaw := kind.flaw(compat.message_in(message), queue_name)) is None:
+            return message
+        kind.leave(inner, queue_name, message, flaw)
+        return None
 
-
-def _give_back(inner: Any, message: MessageProxy) -> None:
-    if hasattr(message, compat.tag.name):
-        give_back(inner, message)
-    elif hasattr(inner, compat.dead_letters.name):
-        compat.stub_queue(inner).put(encodable(message).encode())
-        inner.ack(message)
-    else:
-        inner.requeue([message])
-        forget(inner, message)
+    return take_sound

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,11 +22,11 @@ from ..errors import Unreachable
 from ..messages import HEADER
 from ..rules.failures import Failure
 from ..rules.job import ErrorEntry, Job, count_of
+from ..rules.notations import spoken
 from ..store import Letter, from_ms
-from .brokers import error_in_words, is_known, is_rabbitmq, is_redis, outages
 from .compat import dead_letters_by_queue, dead_of, message_in, messages_of, parameters
 from .delivery import is_dropped
-from .translate import NAME, bare_job, job_of, original, time_of
+from .translate import NAME, bare_job, error_in_words, job_of, original, outages, time_of
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -38,11 +39,13 @@ READ = 500
 class DramatiqDeadQueues:
     """The dead queues of all queues that a broker has declared."""
 
-    def __init__(self, broker: Broker, bridge: Bridge, tasks: Mapping[str, TaskPolicy | None]) -> None:
+    def __init__(
+        self, broker: Broker, places: Places, bridge: Bridge, tasks: Mapping[str, TaskPolicy | None]
+    ) -> None:
         self._broker = broker
         self._bridge = bridge
         self._tasks = tasks
-        self._places = places_of(broker)
+        self._places = places
 
     def read(self, most: int) -> Sequence[Letter]:
         """Return at most so many letters; on RabbitMQ the oldest of each queue, on Redis the newest."""
@@ -136,37 +139,31 @@ class Places(Protocol):
     def take(self, queue: str, is_it: Callable[[Held], bool], then: Callable[[], object]) -> bool:
         """Claim a message, call `then`, and delete it unless `then` raises; False if it is not there."""
 
-
-def forget_shown(broker: Any, message_id: str) -> None:
-    """Remove a replayed message from the dead letters of StubBroker."""
-    for letters in [*dead_letters_by_queue(broker, {}).values()]:
-        for shown in [m for m in [*letters] if m.message_id == message_id and is_dropped(m)]:
-            letters.remove(shown)
+    def in_words(self, queue: str) -> str:
+        """Return where a message is after its last failure, and how long the broker keeps it there."""
 
 
-def places_of(broker: Any) -> Places:
-    """Return the dead queues of a broker."""
-    if is_redis(broker):
-        return _OnRedis(broker)
-    if is_rabbitmq(broker):
-        return _OnRabbitMQ(broker)
-    return _InMemory(broker) if is_known(broker) else _Elsewhere(broker)
-
-
-class _Elsewhere:
+class DeadElsewhere:
     """The dead messages of a broker that is not Dramatiq's own: nobody here can look."""
 
     def __init__(self, broker: Any) -> None:
-        self._why = f"the bridge cannot look into the dead letters of a {type(broker).__name__}"
+        self._name = type(broker).__name__
+        self._why = f"the bridge cannot look into the dead letters of a {self._name}"
+
+    def in_words(self, _: str) -> str:
+        """Return where a message is after its last failure, and how long the broker keeps it there."""
+        return f"{self._name} hears that it has failed, and treats it in its own way"
 
     def read(self, *_: object) -> list[tuple[Held, datetime | None]]:
+        """Raise Unreachable."""
         raise Unreachable(self._why)
 
     def take(self, *_: object) -> bool:
+        """Raise Unreachable."""
         raise Unreachable(self._why)
 
 
-class _InMemory:
+class DeadInMemory:
     """The dead queues of StubBroker: lists of messages."""
 
     def __init__(self, broker: Any) -> None:
@@ -174,11 +171,17 @@ class _InMemory:
         self._lock = threading.Lock()
         self._claimed: set[int] = set()
 
+    def in_words(self, queue: str) -> str:
+        """Return where a message is after its last failure, and how long the broker keeps it there."""
+        return f"it goes to the dead queue {xq_name(queue)}, in this process's memory"
+
     def read(self, queues: Sequence[str], most: int) -> list[tuple[Held, datetime | None]]:
+        """Return at most so many dead messages, and since when they are dead, if the broker knows it."""
         held = [m for queue in queues for m in [*self._letters(queue)] if not is_dropped(m)]
         return [(message, None) for message in held[:most]]
 
     def take(self, queue: str, is_it: Callable[[Held], bool], then: Callable[[], object]) -> bool:
+        """Claim a message, call `then`, and delete it unless `then` raises; False if it is not there."""
         with self._lock:
             letters = [m for m in [*self._letters(queue)] if not is_dropped(m)]
             free = [m for m in letters if id(m) not in self._claimed and is_it(m)]
@@ -202,13 +205,19 @@ class _InMemory:
         return letters
 
 
-class _OnRedis:
+class DeadOnRedis:
     """The dead queues of RedisBroker: a sorted set of ids, and a hash of messages."""
 
     def __init__(self, broker: Any) -> None:
         self._broker = broker
 
+    def in_words(self, queue: str) -> str:
+        """Return where a message is after its last failure, and how long the broker keeps it there."""
+        kept = spoken(self._broker.dead_message_ttl / 1000)
+        return f"it goes to the dead queue {xq_name(queue)}, which keeps it for {kept}"
+
     def read(self, queues: Sequence[str], most: int) -> list[tuple[Held, datetime | None]]:
+        """Return at most so many dead messages, and since when they are dead, if the broker knows it."""
         client = self._broker.client
         places = [
             (score, self._messages(queue), redis_id)
@@ -226,6 +235,7 @@ class _OnRedis:
         return held
 
     def take(self, queue: str, is_it: Callable[[Held], bool], then: Callable[[], object]) -> bool:
+        """Claim a message, call `then`, and delete it unless `then` raises; False if it is not there."""
         client, ids, messages = self._broker.client, self._ids(queue), self._messages(queue)
         redis_id = next((i for i, body in client.hscan_iter(messages) if is_it(body)), None)
         if redis_id is None:
@@ -245,22 +255,29 @@ class _OnRedis:
         return messages_of(self._broker, xq_name(queue))
 
 
-class _OnRabbitMQ:
+class DeadOnRabbitMQ:
     """The dead queues of RabbitmqBroker."""
 
     def __init__(self, broker: Any) -> None:
         self._broker = broker
 
+    def in_words(self, queue: str) -> str:
+        """Return where a message is after its last failure, and how long the broker keeps it there."""
+        kept = spoken(sys.modules["dramatiq.brokers.rabbitmq"].DEAD_MESSAGE_TTL / 1000)
+        return f"it goes to the dead queue {xq_name(queue)}, which keeps it for {kept}"
+
     def read(self, queues: Sequence[str], most: int) -> list[tuple[Held, datetime | None]]:
+        """Return at most so many dead messages, and since when they are dead, if the broker knows it."""
         held: list[bytes] = []
         with self._connection() as connection:
             for queue in queues:
-                held += _Queues(connection).read(xq_name(queue), most - len(held))
+                held += PikaQueues(connection).read(xq_name(queue), most - len(held))
         return [(body, None) for body in held]
 
     def take(self, queue: str, is_it: Callable[[Held], bool], then: Callable[[], object]) -> bool:
+        """Claim a message, call `then`, and delete it unless `then` raises; False if it is not there."""
         with self._connection() as connection:
-            return _Queues(connection).take(xq_name(queue), is_it, then)
+            return PikaQueues(connection).take(xq_name(queue), is_it, then)
 
     def _connection(self) -> Any:
         import pika
@@ -268,7 +285,7 @@ class _OnRabbitMQ:
         return pika.BlockingConnection(parameters(self._broker))
 
 
-class _Queues(QueuesOnRabbitMQ[bytes]):
+class PikaQueues(QueuesOnRabbitMQ[bytes]):
     """Dead queues as pika reads them."""
 
     def __init__(self, connection: Any) -> None:

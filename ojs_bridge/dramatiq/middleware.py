@@ -24,7 +24,7 @@ from ..errors import ConfigurationError
 from ..messages import HEADER, RETRY_OPTION
 from . import compat
 from .actors import ERRORS_OPTION, NO_RETRIES, RETRY_ON_OPTION, Actors, BootError
-from .brokers import is_known, is_redis, say_caveats, use_dead_queues_as_they_are
+from .brokers import kind_of
 from .compat import (
     BARRIER_TTL,
     ConsumerThread,
@@ -38,7 +38,6 @@ from .consumer import SettlingConsumer, wrap
 from .dead_queues import DramatiqDeadQueues
 from .delivery import DELAYED_AS, delivery_of, keep_what_is_delivered, listening
 from .holding import Holding
-from .on_redis import present
 from .publishing import SENT, WISHING, DramatiqPublisher, add_headers, carry_wishes, sending_on, tell_apart
 from .run import Runs
 from .stops import Stops
@@ -133,8 +132,13 @@ class OJSRetries(Retries):
         wrap(broker, self.bridge.engine.reservations)
         self._holding.boot(broker)
         keep_what_is_delivered()
-        say_caveats(broker, self.bridge)
-        self._try_store(broker)
+        kind = kind_of(broker)
+        for caveat in kind.caveats(self.bridge):
+            logger.warning("%s", caveat)
+        try:
+            self.bridge.engine.try_store(kind.dead_queue, is_program=self._is_program)
+        except ConfigurationError as error:
+            raise BootError(str(error)) from None
         if self._is_program:
             Stops(self.bridge.engine.reservations).hear()
 
@@ -144,20 +148,8 @@ class OJSRetries(Retries):
 
         self.bridge.start(NAME, queues)
         self.bridge.engine.start_threads()
-        if is_redis(broker):
-            self._presences[worker] = present(broker, self.bridge.engine.reservations, queues)
-
-    def _try_store(self, broker: Broker) -> None:
-        dead_queue = "the broker, where the bridge cannot look for them"
-        if is_known(broker):
-            dead_queue = (
-                "the broker's own dead queues (.XQ), which forget them in time, "
-                "where `Bridge.broker_letters` finds them"
-            )
-        try:
-            self.bridge.engine.try_store(dead_queue, is_program=self._is_program)
-        except ConfigurationError as error:
-            raise BootError(str(error)) from None
+        if presence := kind.present(self.bridge.engine.reservations, queues):
+            self._presences[worker] = presence
 
     def after_worker_thread_boot(self, broker: Broker, thread: Any) -> None:
         """Remember where a thread takes its messages from its queue."""
@@ -246,8 +238,9 @@ class OJSRetries(Retries):
         if self._swapped:
             return
         self._swapped = True
-        use_dead_queues_as_they_are(broker)
-        dead_queues = DramatiqDeadQueues(broker, self.bridge, self.actors.tasks)
+        kind = kind_of(broker)
+        kind.use_dead_queues_as_they_are()
+        dead_queues = DramatiqDeadQueues(broker, kind.dead_places, self.bridge, self.actors.tasks)
         self.bridge.engine.register(NAME, DramatiqPublisher(broker, self.bridge), dead_queues)
         stock = [m for m in broker.middleware if type(m) is Retries]
         if not stock:

@@ -26,12 +26,9 @@ from ..errors import Unpublishable, Unreachable, Unroutable
 from ..messages import HEADER, RETRY_OPTION
 from ..rules.job import VERSION, Header, Job
 from ..store import Letter, Parked
-from .brokers import backlog, confirm, error_in_words, have_queue, is_rabbitmq, is_redis, is_refusal, outages
+from .brokers import kind_of
 from .compat import REDIS_ID, ConsumerThread
-from .dead_queues import forget_shown
-from .holding import HELD_AT_MOST
-from .on_redis import replacing
-from .translate import encodable, original, restored
+from .translate import encodable, error_in_words, is_refusal, original, restored
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -92,7 +89,7 @@ class DramatiqPublisher:
     @property
     def system(self) -> str:
         """The kind of the broker."""
-        return "redis" if is_redis(self._broker) else "rabbitmq" if is_rabbitmq(self._broker) else "stub"
+        return kind_of(self._broker).system
 
     def knows(self, type_: str) -> bool:
         """Return whether there is such an actor, or no actor at all."""
@@ -103,7 +100,7 @@ class DramatiqPublisher:
 
         Only Redis and RabbitMQ can be asked, and only Redis knows the oldest message.
         """
-        return backlog(self._broker, sorted({*queues, *self._broker.get_declared_queues()}))
+        return kind_of(self._broker).backlog(sorted({*queues, *self._broker.get_declared_queues()}))
 
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Enqueue the letter's message under its own id, with fresh attempts and a new timestamp."""
@@ -111,7 +108,7 @@ class DramatiqPublisher:
         spent = ("retries", "traceback", "requeue_timestamp", "eta", REDIS_ID, RETRY_OPTION)
         options = {**message.options, **(override.meta or {})}
         # First, because the message may fail again before this thread goes on.
-        forget_shown(self._broker, message.message_id)
+        kind_of(self._broker).forget_shown(message.message_id)
         self._enqueue(
             dataclasses.replace(
                 message,
@@ -136,14 +133,15 @@ class DramatiqPublisher:
             if is_of_process(error, message.args, message.kwargs, message.options):
                 raise
             raise Unpublishable(error_in_words(error)) from error
-        confirm(self._broker)
+        kind = kind_of(self._broker)
+        kind.confirm()
         self._broker.declare_queue(message.queue_name)
         try:
-            have_queue(self._broker, message.queue_name)
+            kind.have_queue(message.queue_name)
             with sending_on():
                 wait = _milliseconds((due - self._bridge.engine.now()).total_seconds()) if due else None
                 self._broker.enqueue(message, delay=wait)
-        except outages() as error:
+        except kind.outages as error:
             raise (Unroutable if is_refusal(error) else Unreachable)(error_in_words(error)) from error
 
 
@@ -184,19 +182,18 @@ def send_on(
     engine: Engine, broker: Broker, delivered: MessageProxy, message: dramatiq.Message[Any], at: datetime
 ) -> None:
     """Enqueue the message that carries a delivered job on, due at a time; raises the broker's errors."""
-    # RabbitMQ takes a message back that a worker holds for too long: a long delay is several short ones.
-    most = HELD_AT_MOST if is_rabbitmq(broker) else math.inf
+    kind = kind_of(broker)
 
     def enqueue() -> None:
-        seconds = min((at - engine.now()).total_seconds(), most)
-        have_queue(broker, message.queue_name)
+        # RabbitMQ takes a message back that a worker holds for too long: a long delay is several short ones.
+        seconds = min((at - engine.now()).total_seconds(), kind.held_at_most)
+        kind.have_queue(message.queue_name)
         with sending_on():
             broker.enqueue(message, delay=_milliseconds(seconds))
 
     # A crash between two steps would leave two messages of one job, which only a store tells apart.
-    swaps = engine.store is None and is_redis(broker)
-    with replacing(delivered) if swaps else nullcontext():
-        engine.context.storage_retry.run(enqueue, retry_on=outages())
+    with kind.swapping(delivered) if engine.store is None else nullcontext():
+        engine.context.storage_retry.run(enqueue, retry_on=kind.outages)
 
 
 def _milliseconds(seconds: float) -> int | None:

@@ -10,19 +10,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from functools import partial
 from typing import Any, TypeAlias
 
 import dramatiq
-from dramatiq.broker import Broker, Consumer, MessageProxy
+from dramatiq.broker import MessageProxy
 from dramatiq.common import compute_backoff, current_millis, dq_name, q_name
-from dramatiq.errors import ConnectionClosed, DecodeError
+from dramatiq.errors import ConnectionClosed
 
 from ..engine.storage_retry import is_of_process
 from . import compat
-from .brokers import error_in_words, is_rabbitmq, is_redis, outages, redis_outages
-from .compat import REDIS_ID, ConsumerThread, acks_of, message_in, messages_of
-from .on_redis import Hands, forget
+from .compat import REDIS_ID, acks_of, messages_of
+from .translate import error_in_words, redis_outages
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -47,23 +45,7 @@ class Wake(threading.Event):
             self.set()
 
 
-def taking(broker: Broker, inner: Any, queue_name: str, wake: Wake, hands: Hands) -> Take:
-    """Return the function by which the consumer of this thread takes its next message."""
-    thread = threading.current_thread()
-    take: Take = inner.__next__
-    if not isinstance(thread, ConsumerThread):
-        return take
-    if is_redis(broker):
-        release = partial(hands.release_strays, broker, queue_name)
-        return _polling(inner, thread, wake, release)
-    if queue_name != dq_name(queue_name):
-        return take
-    if is_rabbitmq(broker):
-        return _listening(inner, thread, queue_name)
-    return _bounded(inner, thread)
-
-
-def _polling(
+def polling(
     inner: Any, thread: Any, wake: Wake, release_strays: Callable[[list[MessageProxy]], None]
 ) -> Take:
     """Wait in place of the consumer for Redis, whose sleep nothing ends; and look for strays now and then.
@@ -100,7 +82,9 @@ def _polling(
     return take
 
 
-def _listening(inner: Iterator[MessageProxy | None], thread: Any, queue_name: str) -> Take:
+def listening(inner: Iterator[MessageProxy | None], thread: Any, queue_name: str) -> Take:
+    """Wait for RabbitMQ until the first message is due that the thread delays."""
+
     def take() -> MessageProxy | None:
         # pika goes on with the same consumer, and lets each call have its own patience.
         seconds = _until_due(thread, compat.worker_timeout_of(thread)) / 1000
@@ -111,7 +95,9 @@ def _listening(inner: Iterator[MessageProxy | None], thread: Any, queue_name: st
     return take
 
 
-def _bounded(inner: Iterator[MessageProxy | None], thread: Any) -> Take:
+def bounded(inner: Iterator[MessageProxy | None], thread: Any) -> Take:
+    """Have StubBroker wait until the first message is due that the thread delays."""
+
     def take() -> MessageProxy | None:
         if hasattr(inner, compat.stub_timeout.name):
             patience = _until_due(thread, compat.worker_timeout_of(thread))
@@ -141,34 +127,7 @@ def _pause_after(inner: Any, longest: int) -> int:
     return compute_backoff(compat.misses(inner) - 1, max_backoff=longest)[1]
 
 
-def sound(broker: Broker, inner: Consumer, queue_name: str, take: Take) -> Take:
-    """Return a `take` that leaves out the messages that no worker can run."""
-    on_redis = is_redis(broker)
-    passes: tuple[type[Exception], ...] = (StopIteration, *outages())
-
-    def take_sound() -> MessageProxy | None:
-        try:
-            message = take()
-        except passes:
-            raise
-        except Exception as error:
-            # An earlier look may have put this message away, though the consumer still had it in memory.
-            is_read = isinstance(error, (DecodeError, TypeError))
-            if not (on_redis and (_put_away(broker, queue_name, error) or is_read)):
-                raise
-            return None
-        if message is None:
-            return None
-        flaw = _flaw(message_in(message), queue_name, on_redis=on_redis)
-        if flaw is None:
-            return message
-        _leave(broker, inner, queue_name, message, flaw, on_redis=on_redis)
-        return None
-
-    return take_sound
-
-
-def _flaw(message: dramatiq.Message[Any], queue_name: str, *, on_redis: bool) -> str | None:
+def flaw_of(message: dramatiq.Message[Any], queue_name: str) -> str | None:
     """Return why no worker can run a message, or None."""
     if type(message.actor_name) is not str:
         return f"its actor's name is {message.actor_name!r}"
@@ -181,31 +140,25 @@ def _flaw(message: dramatiq.Message[Any], queue_name: str, *, on_redis: bool) ->
         return f"it says that its queue is {message.queue_name!r}"
     if not isinstance(message.message_id, Hashable):
         return f"its id is {message.message_id!r}"
-    redis_id = message.options.get(REDIS_ID)
-    # What redis-py cannot send would keep it from sending the acknowledgements of other messages, too.
-    if on_redis and not (isinstance(redis_id, str) and redis_id.isascii()):
-        return f"its {REDIS_ID} is {redis_id!r}"
     return None
 
 
-def _leave(
-    broker: Any, inner: Any, queue_name: str, message: MessageProxy, flaw: str, *, on_redis: bool
-) -> None:
-    if on_redis:
-        _put_away(broker, queue_name, ValueError(flaw))
-        forget(inner, message)
-    else:
-        _say(queue_name, flaw)
-        inner.nack(message)
+def flaw_on_redis(message: dramatiq.Message[Any], queue_name: str) -> str | None:
+    """Return why no worker can run a message of Redis, or None."""
+    if flaw := flaw_of(message, queue_name):
+        return flaw
+    redis_id = message.options.get(REDIS_ID)
+    # What redis-py cannot send would keep it from sending the acknowledgements of other messages, too.
+    return None if isinstance(redis_id, str) and redis_id.isascii() else f"its {REDIS_ID} is {redis_id!r}"
 
 
-def _put_away(broker: Any, queue_name: str, error: Exception) -> bool:
+def put_away(broker: Any, queue_name: str, error: Exception) -> bool:
     """Move the fetched messages that no worker can run to the dead queue; False if there are none."""
     bad = [*_unsound(broker, queue_name)]
     for redis_id in bad:
         compat.do_nack(broker)(queue_name, redis_id)
     if bad:
-        _say(queue_name, error_in_words(error))
+        say_flaw(queue_name, error_in_words(error))
     return bool(bad)
 
 
@@ -226,10 +179,11 @@ def readable(bodies: Iterable[bytes | None], queue_name: str) -> list[MessagePro
 
 def _is_sound(body: bytes, queue_name: str) -> bool:
     try:
-        return _flaw(dramatiq.Message.decode(body), queue_name, on_redis=True) is None
+        return flaw_on_redis(dramatiq.Message.decode(body), queue_name) is None
     except Exception as error:  # noqa: BLE001 - the application's own encoder may raise anything
         return is_of_process(error, body)
 
 
-def _say(queue_name: str, flaw: str) -> None:
+def say_flaw(queue_name: str, flaw: str) -> None:
+    """Log that a message lies in its dead queue."""
     logger.error("a message of queue %s lies in its dead queue as it came: %s", queue_name, flaw)

@@ -27,7 +27,6 @@ from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBa
 from ..rules.failures import HandlerFailed
 from ..rules.job import Job
 from .actors import Actors, names_exceptions
-from .brokers import error_in_words, is_refusal
 from .compat import message_in
 from .delivery import (
     ENDING,
@@ -55,6 +54,8 @@ from .translate import (
     Refused,
     bare_job,
     encodable,
+    error_in_words,
+    is_refusal,
     job_of,
     max_age,
     next_options,

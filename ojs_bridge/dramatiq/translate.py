@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta, timezone
@@ -12,6 +13,7 @@ from typing import Any
 
 import dramatiq
 from dramatiq.broker import Broker, MessageProxy
+from dramatiq.errors import ConnectionClosed, ConnectionFailed
 from dramatiq.errors import Retry as NativeRetry
 from dramatiq.middleware import AgeLimit, Interrupt, Shutdown, TimeLimitExceeded
 from dramatiq.middleware.middleware import MiddlewareError
@@ -36,6 +38,9 @@ from ..rules.job import Header, Job, count_of, decoded
 from .compat import message_in
 
 logger = logging.getLogger("ojs_bridge")
+
+#: RabbitMQ's answers to a declaration that is not allowed, or whose arguments are not.
+_REFUSALS = (403, 405, 406, 540)
 
 #: The framework's name, in a letter, and where an engine knows its publishers.
 NAME = "dramatiq"
@@ -234,3 +239,42 @@ def restored(message: Mapping[str, Any]) -> dramatiq.Message[Any]:
         if is_of_process(error, str(message.get("encoded")).encode()):
             raise
         raise Unpublishable(f"its message is damaged: {type(error).__name__}: {error}") from error
+
+
+def outages() -> tuple[type[Exception], ...]:
+    """Return the errors of a broker that cannot be reached, or takes no more."""
+    errors = (ConnectionClosed, ConnectionFailed, OSError, *redis_outages())
+    if "dramatiq.brokers.rabbitmq" not in sys.modules:
+        return errors
+    from pika.exceptions import AMQPError
+
+    return (*errors, AMQPError)
+
+
+def error_in_words(error: Exception) -> str:
+    """Return the class and the text of an error, which the newest redis-py leaves out of its `repr`."""
+    return f"{type(error).__name__}: {error}"
+
+
+def redis_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of Redis, such as a refusal to write without replicas."""
+    if "dramatiq.brokers.redis" not in sys.modules:
+        return ()
+    from redis import RedisError
+
+    return (RedisError,)
+
+
+def redis_outages() -> tuple[type[Exception], ...]:
+    """Return the errors of a Redis outage; Dramatiq does not take all of them for an outage."""
+    if "dramatiq.brokers.redis" not in sys.modules:
+        return ()
+    from redis import exceptions as e
+
+    return (e.ConnectionError, e.TimeoutError, e.OutOfMemoryError, e.ReadOnlyError, e.ClusterDownError)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Return whether RabbitMQ has refused to declare a queue, which is no outage."""
+    cause = error.args[0] if isinstance(error, ConnectionClosed) and error.args else error
+    return getattr(cause, "reply_code", None) in _REFUSALS

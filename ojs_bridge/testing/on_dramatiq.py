@@ -25,6 +25,7 @@ from dramatiq.results.backends import StubBackend
 from dramatiq.worker import ConsumerThread, Worker, WorkerThread
 
 from ..dramatiq import OJSRetries, compat
+from ..dramatiq.brokers import KIND
 from ..dramatiq.delivery import listening
 from ..dramatiq.middleware import bridge_of
 from ..dramatiq.publishing import sending_on
@@ -218,7 +219,8 @@ def _in_memory(broker: Any, agenda: Agenda) -> Iterator[MemoryBroker]:
     bridge = bridge_of(broker)
     cls, before = type(broker), vars(broker)
     fresh = MemoryBroker(middleware=[])
-    kept = {name: value for name, value in before.items() if not callable(getattr(StubBroker, name, None))}
+    own = {name for name in before if name == KIND or callable(getattr(StubBroker, name, None))}
+    kept = {name: value for name, value in before.items() if name not in own}
     queues = {"queues": fresh.queues, "delay_queues": fresh.delay_queues}
     ours = {"ojs_agenda": agenda, "ojs_engine": bridge.engine, "ojs_order": deque()}
     declared = [name for name in before["queues"] if name not in before["delay_queues"]]

@@ -277,6 +277,7 @@ def test_what_happens_in_the_end(make: Callable[[], Broker], told: str) -> None:
     assert found.native is not None
     assert told in found.native.at_the_end
     assert found.native.at_the_end.endswith("; then the actor clean_up is sent it")
+    assert ("unknown-broker" in [hazard.name for hazard in found.hazards]) is (make is Foreign)
 
 
 def test_an_actor_that_speaks_of_policies_already() -> None:

@@ -63,10 +63,7 @@ def app(url: str, unique: str) -> Iterator[Celery]:
 def die(app: Celery, *args: Any, raised: Exception | None = None, **options: Any) -> str:
     """Send a job, and have it die as a worker would; return its id."""
     bridge, job_id = attach(app), app.send_task("charge", args, **options).id
-    arrived: list[Wire] = []
-    # Celery does not wait until RabbitMQ has confirmed a message.
-    eventually(lambda: arrived.extend(sent(app, options.get("queue"))) or arrived, what="the message")
-    (wire,) = arrived
+    (wire,) = arrived(app, options.get("queue"))
     job = Job(job_id, "charge", wire.queue)
     while True:
         run = bridge.engine.admit(job, job, task_policy(app, app.tasks["charge"]))
@@ -89,6 +86,13 @@ def sent(app: Celery, queue: str | None = None) -> list[Wire]:
             while (message := bound.get(no_ack=True, accept=["json", "pickle"])) is not None:
                 parts = carried(message, message.body, None, app)
                 found.append(delivered(app, parts, message.properties, {"routing_key": name}))
+    return found
+
+
+def arrived(app: Celery, queue: str | None = None) -> list[Wire]:
+    """Wait for a message of a queue, and take it: not all publishing waits until RabbitMQ has it."""
+    found: list[Wire] = []
+    eventually(lambda: found.extend(sent(app, queue)) or found, what="a message")
     return found
 
 
@@ -262,7 +266,7 @@ def test_a_message_that_no_queue_takes_is_not_published(
     with app.connection_for_write() as connection:
         connection.default_channel.queue_delete(unique)
     installation(app).broker.publish(Outgoing(wire), now, now + timedelta(seconds=delay) if delay else None)
-    assert [found.headers["id"] for found in sent(app)] == [job]
+    assert [found.headers["id"] for found in arrived(app)] == [job]
     if not options:
         with pytest.raises(Unroutable):
             installation(app).broker.publish(
@@ -271,7 +275,7 @@ def test_a_message_that_no_queue_takes_is_not_published(
         installation(app).broker.publish(
             Outgoing(wire), now
         )  # the answer to the last message is not taken for this one's
-        assert [found.headers["id"] for found in sent(app)] == [job]
+        assert [found.headers["id"] for found in arrived(app)] == [job]
     app.close()
 
 

@@ -19,6 +19,7 @@ from kombu.utils.json import dumps, loads
 
 from ojs_bridge import Bridge
 from ojs_bridge.celery import install
+from ojs_bridge.migration.plan.celery import plans
 from tests.on_celery.fleet import worker_here
 from tests.servers import eventually
 
@@ -95,4 +96,6 @@ def test_a_running_job_is_left_alone_and_an_id_may_come_again(
         time.sleep(4 * HIDDEN)
     assert len(runs) == 2
     assert all(after - before >= 3 * HIDDEN for before, after in itertools.pairwise(runs))
-    assert "names a message anew at each delivery" in caplog.text
+    assert f"{__name__}.Transport names a message anew at each delivery" in caplog.text
+    (planned,) = plans(app, ["long"])
+    assert "unknown-broker" in [hazard.name for hazard in planned.hazards]

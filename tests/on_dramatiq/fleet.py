@@ -20,7 +20,7 @@ from dramatiq.middleware import CurrentMessage
 
 from ojs_bridge import Bridge, Event
 from ojs_bridge.dramatiq import OJSRetries
-from ojs_bridge.dramatiq.dead_queues import places_of
+from ojs_bridge.dramatiq.brokers import kind_of
 from ojs_bridge.rules.job import parse_time
 from tests.servers import eventually
 
@@ -174,7 +174,7 @@ class Fleet:
 def dead_messages(broker: Any, queue: str) -> list[Any]:
     """Read the broker's dead queue and leave it as it is."""
     if isinstance(broker, StubBroker):
-        return [held for held, _ in places_of(broker).read([queue], 1000)]
+        return [held for held, _ in kind_of(broker).dead_places.read([queue], 1000)]
     if isinstance(broker, RedisBroker):
         bodies = broker.client.hvals(f"{broker.namespace}:{xq_name(queue)}.msgs")
         return [dramatiq.Message.decode(body) for body in bodies]

@@ -14,7 +14,8 @@ from dramatiq.brokers.stub import StubBroker
 from dramatiq.common import dq_name, xq_name
 
 from ojs_bridge import Bridge, ConfigurationError, StorageRetry, open_store
-from ojs_bridge.dramatiq import dead_queues, install
+from ojs_bridge.dramatiq import install
+from ojs_bridge.dramatiq.brokers import kind_of
 from ojs_bridge.errors import Unreachable, Unroutable
 from tests.on_dramatiq.conftest import url_of
 from tests.on_dramatiq.fleet import Fleet, Sent, broker_of, dead_messages
@@ -83,7 +84,7 @@ def test_no_look_uses_up_the_deliveries_of_a_quorum_queue(
 ) -> None:
     """RabbitMQ counts what is read and put back, and drops it at a limit, which RabbitMQ 4 sets to 20."""
     broker = broker_of("rabbitmq", url_of(request, "rabbitmq"), unique)
-    name, places = xq_name(unique), dead_queues.places_of(broker)
+    name, places = xq_name(unique), kind_of(broker).dead_places
     limited = {"x-queue-type": "quorum", "x-delivery-limit": 20}
     broker.channel.queue_declare(name, durable=True, arguments=limited)
     for body in (b"one", b"two"):

@@ -12,7 +12,7 @@ from dramatiq.brokers.stub import StubBroker
 from dramatiq.middleware import TimeLimit
 
 from ojs_bridge import StorageRetry
-from ojs_bridge.dramatiq import consumer, publishing
+from ojs_bridge.dramatiq import brokers, consumer
 from ojs_bridge.engine import storage_retry
 from tests.on_dramatiq.fleet import QUICK, Fleet
 from tests.servers import RabbitMQ, Valkey, eventually
@@ -100,7 +100,7 @@ def test_an_outcome_that_neither_broker_nor_store_takes_is_held(
 def test_a_long_delay_travels_in_hops_that_rabbitmq_has_patience_for(
     limited: Limited, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publishing, "HELD_AT_MOST", 0.5)
+    monkeypatch.setattr(brokers.OnRabbitMQ, "held_at_most", 0.5)
     fleet = Fleet(limited, unique, retry={**QUICK, "initial_interval": "PT2S"})
     delays: list[int] = []
     enqueue = limited.enqueue

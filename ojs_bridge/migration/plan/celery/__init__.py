@@ -147,6 +147,8 @@ def _hazards(app: Celery, reading: Reading) -> Iterator[Hazard]:
             yield Hazard("stays-native", f"{why}; `install` leaves the task to Celery")
     if _is_broadcast(app, task):
         yield Hazard("broadcast", "its queue is a fanout: its broadcasts stay native, a copy for each worker")
+    if less := installation(app).source.less:
+        yield Hazard("unknown-broker", less)
     if reading.native.runs != NOT_KNOWN:
         yield from _of_limits(reading)
         if hazard := installation(app).source.long_wait(_longest(reading)):

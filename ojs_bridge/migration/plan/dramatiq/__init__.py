@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property, partial
@@ -14,14 +13,13 @@ import dramatiq
 from dramatiq import Actor, Message
 from dramatiq.broker import Broker, MessageProxy
 from dramatiq.brokers.stub import StubBroker
-from dramatiq.common import xq_name
 from dramatiq.middleware import AgeLimit, CurrentMessage, Middleware, Retries, SkipMessage, TimeLimit
 
 from ....bridge import Bridge
 from ....config.policies import EntryFields
 from ....dramatiq import OJSRetries, install
 from ....dramatiq.actors import OF_RETRIES, options_as_policy, unreadable
-from ....dramatiq.brokers import PATIENCE, is_broker, is_rabbitmq, is_redis
+from ....dramatiq.brokers import PATIENCE, kind_of
 from ....dramatiq.compat import settings_of
 from ....engine.layers import TaskPolicy, in_ojs
 from ....errors import ConfigurationError
@@ -121,25 +119,12 @@ def _native(settings: Settings, broker: Broker) -> NativeRetries:
         settings.wait,
         retries="nothing" if once else retried if settings.retry_when is None else "what retry_when says",
         final="every error" if once else final,
-        at_the_end=f"{_grave(settings.actor, broker)}{heirs}",
+        at_the_end=f"{kind_of(broker).dead_places.in_words(settings.actor.queue_name)}{heirs}",
     )
 
 
 def _name(cls: type[BaseException]) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def _grave(actor: Actor[..., Any], broker: Broker) -> str:
-    """Return the place of a broker's failed messages, and how long it keeps them, in words."""
-    queue = f"it goes to the dead queue {xq_name(actor.queue_name)}"
-    if is_redis(broker):
-        return f"{queue}, which keeps it for {spoken(broker.dead_message_ttl / 1000)}"  # type: ignore[attr-defined]
-    if is_rabbitmq(broker):
-        ttl = sys.modules["dramatiq.brokers.rabbitmq"].DEAD_MESSAGE_TTL
-        return f"{queue}, which keeps it for {spoken(ttl / 1000)}"
-    if is_broker(broker, "stub", "StubBroker"):
-        return f"{queue}, in this process's memory"
-    return f"{type(broker).__name__} hears that it has failed, and treats it in its own way"
 
 
 def _policy(settings: Settings) -> dict[str, Any]:
@@ -172,6 +157,8 @@ def _hazards(settings: Settings, native: NativeRetries, broker: Broker) -> Itera
     else:
         yield from _of_retries(settings, native)
     yield from _of_waits(settings, native, broker)
+    if less := kind_of(broker).less:
+        yield Hazard("unknown-broker", less)
     if unpickles(dramatiq.get_encoder().decode):
         yield pickled("messages are pickled")
 
@@ -208,22 +195,12 @@ def _of_waits(settings: Settings, native: NativeRetries, broker: Broker) -> Iter
     waits = () if native.waits == NOT_KNOWN else native.waits
     longest = max((wait.most for wait in waits), default=0.0)
     if longest > _LONG:
-        memory = (
-            "unacknowledged in a worker's memory, and RabbitMQ takes it back after its consumer_timeout, "
-            f"{spoken(_LONG)} by default, again and again (from RabbitMQ 4.3 on, on quorum queues only)"
-            if is_rabbitmq(broker)
-            else "in a worker's memory, where it is delayed or stranded if the broker or the worker goes away"
-        )
+        memory = kind_of(broker).long_wait()
         text = f"a retry may wait {spoken(longest)}, all the time {memory}; with a store the bridge parks it"
         yield Hazard("long-delays", text)
     limit = _over(broker, settings, TimeLimit, "time_limit") or math.inf
-    if is_rabbitmq(broker) and limit / 1000 > _LONG:
-        yield Hazard(
-            "over-run",
-            f"a run may take longer than RabbitMQ's consumer_timeout, {spoken(_LONG)} by default (from "
-            "4.3 on, on quorum queues only): the job is then delivered again and runs beside itself; with a "
-            "store the bridge lets the second one wait",
-        )
+    if twice := kind_of(broker).long_run(limit / 1000):
+        yield Hazard("over-run", twice)
     if age := _over(broker, settings, AgeLimit, "max_age"):
         late = not isinstance(native.span, WaitRange) or native.span.most > age / 1000
         but = ", perhaps before its retries are through" if late else ""
