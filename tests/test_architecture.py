@@ -36,7 +36,7 @@ WALKS = {
     "Dramatiq: a failing run, parked": Figures(27, 139, 125),  # 24, 110
     "Dramatiq: a success": Figures(20, 69, 61),
     "Dramatiq: an actor's policy": Figures(8, 24, 11),  # 6, 18
-    "HTTP: a replay": Figures(24, 80, 78),  # 22, 80
+    "HTTP: a replay": Figures(24, 80, 78),  # 22
 }
 #: The most of each size today, and the goal.
 SIZES = {

@@ -35,7 +35,6 @@ PARKED_KEYS = (
     *("parked", "parked:by_time", "parked:by_kind", "parked:kinds"),
     *("parked:states", "parked:ready", "parked:jobs", "parked:claims", "parked:tokens"),
 )
-#: Workers of earlier releases keep other groups, under other keys.
 LETTER_KEYS = (
     *("letters", "letters:by_time", "letters:by_kind", "letters:kinds", "letters:entries", "letters:claims"),
     *("letters:by_fault", "letters:faults", "letters:fault_of"),

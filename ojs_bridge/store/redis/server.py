@@ -54,7 +54,6 @@ class RedisServer:
         except (TypeError, ValueError, redis.RedisError) as error:
             why = without_password(url, str(error))
             raise ConfigurationError(f"store: {self.shown!r} is not a Redis URL: {why}") from None
-        # Workers of earlier releases use the same name, and may run beside this one.
         self._reservations = self.key("turn:")
         self._prepared = False
 
