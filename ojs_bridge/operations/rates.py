@@ -61,13 +61,13 @@ def history(context: Context, where: Filter) -> RateHistory:
 
     Raises ConfigurationError without a store, and StoreError.
     """
-    store, now = context.store_for("rates"), context.clock()
+    documents, now = context.store_for("rates").documents, context.clock()
     until = max(min(where.until or now, now), now - LONGEST)
     since = min(max(where.since or until - SHOWN, now - LONGEST), until)
     span: Span = "minute" if until - since <= BY_MINUTE and now - since <= MINUTES_KEPT else "hour"
     step = SECONDS[span] * 1000
     first = to_ms(since) // step * step
-    counted = store.documents.rates(from_ms(first), until, span) if since < until else []
+    counted = documents.rates(from_ms(first), until, span) if since < until else []
     queue = where.queue and index_text(where.queue)
     rates = [rate for rate in counted if matches(rate.type, where.type) and queue in (None, rate.queue)]
     steps = -(-(to_ms(until) - first) // step)
