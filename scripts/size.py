@@ -11,6 +11,7 @@ import io
 import tokenize
 from collections import Counter
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import TypeAlias
 
@@ -74,6 +75,28 @@ def read(path: Path) -> Source:
 def read_all(folder: str) -> list[Source]:
     """Read the files of a folder and of the folders in it."""
     return [read(path) for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def floors(room: str) -> int:
+    """Return on how many floors the files of a room stand: each imports from those below it."""
+    below: dict[str, set[str]] = {}
+    for source in read_all(room):
+        found = [node for node in source.tree.body if isinstance(node, ast.ImportFrom) and node.level == 1]
+        names = {
+            name
+            for node in found
+            for name in ([node.module] if node.module else [alias.name for alias in node.names])
+        }
+        below[source.path.stem] = {str(name) for name in names}
+    # Its `__init__` only names what users import.
+    del below["__init__"]
+    sorter = TopologicalSorter(below)
+    sorter.prepare()
+    count = 0
+    while sorter.is_active():
+        sorter.done(*sorter.get_ready())
+        count += 1
+    return count
 
 
 def large_functions(sources: list[Source]) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.size import large_files, large_functions, read_all, short_and_called_once
+from scripts.size import floors, large_files, large_functions, read_all, short_and_called_once
 from tests.journeys import JOURNEYS, Figures, Stop, figures
 
 ROOT = Path(__file__).parents[1]
@@ -40,7 +40,8 @@ WALKS = {
 }
 #: The most of each size today, and the goal.
 SIZES = {
-    "files in celery": 20,  # 16
+    "files in celery": 19,  # 16
+    "floors of celery": 9,
     "files in dramatiq": 16,  # 14
     "files": 152,  # 150
     "lines of code": 22_777,  # 16,500
@@ -72,6 +73,7 @@ def test_sizes() -> None:
     ]
     found = {
         "files in celery": folders.count("celery"),
+        "floors of celery": floors("ojs_bridge/celery"),
         "files in dramatiq": folders.count("dramatiq"),
         "files": len(sources),
         "lines of code": sum(len(source.code) for source in sources),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ojs_bridge.celery.dead_queues import dead_name
+from ojs_bridge.celery.wire import dead_name
 from ojs_bridge.messages import HEADER
 
 ROOT = Path(__file__).parents[1]

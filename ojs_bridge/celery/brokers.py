@@ -35,8 +35,17 @@ from ..rules.job import Header, Job, count_of, decoded
 from ..rules.notations import spoken
 from ..store import Letter, Parked
 from . import compat
-from .dead_queues import DeadPlaces, InQueues, OnRabbitMQ, dead_name, queues_of
-from .wire import BROKER_HEADERS, DELAY_PREFIX, Outgoing, Wire, from_json, time_in, with_arguments
+from .wire import (
+    BROKER_HEADERS,
+    DELAY_PREFIX,
+    Outgoing,
+    Wire,
+    dead_name,
+    from_json,
+    queues_of,
+    time_in,
+    with_arguments,
+)
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -73,11 +82,11 @@ class Broker:
     timeouts: Sequence[str] = ()
     #: The uses of private names that a worker has which takes messages from it.
     needs: frozenset[str] = frozenset()
-    #: Makes what looks into the queues of a connection, the dead ones, too.
-    places: type[Any] = InQueues
 
-    def __init__(self, app: Celery, transport: Any) -> None:
+    def __init__(self, app: Celery, transport: Any, places: type[Any]) -> None:
         self.app, self.transport = app, transport
+        #: Makes what looks into the queues of a connection, the dead ones, too.
+        self.places = places
         #: The name of the kind.
         self.system = str(getattr(transport, "driver_type", "unknown"))
         self._place = _NAMES.get(self.system)
@@ -266,11 +275,10 @@ class RabbitMQ(Broker):
     """A broker that confirms what it takes, delays messages itself, and counts their deliveries."""
 
     timeouts = "read_timeout", "write_timeout"
-    places = OnRabbitMQ
     _confirmed: Connection | None = None
 
-    def __init__(self, app: Celery, transport: Any) -> None:
-        super().__init__(app, transport)
+    def __init__(self, app: Celery, transport: Any, places: type[Any]) -> None:
+        super().__init__(app, transport, places)
         self.system, self.less = "rabbitmq", ""
 
     def long_wait(self, seconds: float) -> tuple[str, str] | None:
@@ -394,7 +402,7 @@ class CeleryPublisher:
         return job.due_at if isinstance(job, Job) else None
 
     @contextmanager
-    def reaching(self) -> Iterator[DeadPlaces]:
+    def reaching(self) -> Iterator[Any]:
         """Give the dead queues, through a new connection to the broker that the app writes to."""
         try:
             with self._app.connection_for_write() as connection:

@@ -160,9 +160,6 @@ terminate_handler_fired = minor(
 
 # Publishing
 as_task_v2 = minor("as_task_v2", _AMQP, "make the message of an eagerly applied task")
-connections = vital("connections", "kombu.pools:ProducerPool", "tell an outage of the broker")
-#: A name that every retry needs has a reader, here and above.
-connections_of = connections.reader()
 close = minor("_close", _CONNECTION, "drop a channel that an outage has closed")
 producer_connection = minor(
     "__connection__", "kombu.messaging:Producer", "drop a channel that an outage has closed"

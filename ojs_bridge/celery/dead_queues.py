@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -19,35 +19,20 @@ from ..messages import HEADER
 from ..rules.job import Job, count_of, decoded
 from ..store import Letter
 from . import compat
-from .wire import BROKER_HEADERS, NAME, Wire, carried, chain_of, delivered, time_in, to_json
+from .wire import (
+    BROKER_HEADERS,
+    NAME,
+    Wire,
+    carried,
+    chain_of,
+    dead_name,
+    delivered,
+    queues_of,
+    time_in,
+    to_json,
+)
 
 logger = logging.getLogger("ojs_bridge")
-
-
-def dead_name(queue: str) -> str:
-    """Return the name of a queue's own dead queue."""
-    return f"{queue}.dead"
-
-
-def queues_of(app: Celery) -> set[str]:
-    """Return the names of the queues that an app consumes, routes to or has sent to."""
-    named = {
-        *app.amqp.queues,
-        app.conf.task_default_queue,
-        *_routed(compat.router_routes(app.amqp.router, ())),
-    }
-    return {
-        str(name) for name in (*named, *(getattr(task, "queue", None) for task in app.tasks.values())) if name
-    }
-
-
-def _routed(routes: Iterable[Any]) -> Iterator[str]:
-    """Yield the queues that `task_routes` names; a route that is a function names none."""
-    for router in routes:
-        patterns = getattr(router, "patterns", {})
-        for route in (*getattr(router, "map", {}).values(), *patterns.values()):
-            queue = route.get("queue") if isinstance(route, Mapping) else route
-            yield str(getattr(queue, "name", queue) or "")
 
 
 class CeleryDeadQueues:

@@ -29,7 +29,7 @@ from ..rules.job import Job, count_of, decoded, format_time
 from ..rules.policy import AnyPartial, check_errors
 from . import compat, dead_queues
 from .brokers import Broker, CeleryPublisher, RabbitMQ
-from .on_redis import Redis
+from .on_redis import Lists, Redis
 from .wire import NAME
 
 logger = logging.getLogger("ojs_bridge")
@@ -105,9 +105,10 @@ def _broker_of(app: Celery, connection: Connection) -> Broker:
         transport = None
     modules = {kind.__module__ for kind in getattr(transport, "__mro__", ())}
     if "kombu.transport.redis" in modules:
-        return Redis(app, transport)
-    is_rabbitmq = getattr(transport, "driver_type", None) == "amqp"
-    return (RabbitMQ if is_rabbitmq else Broker)(app, transport)
+        return Redis(app, transport, Lists)
+    if getattr(transport, "driver_type", None) == "amqp":
+        return RabbitMQ(app, transport, dead_queues.OnRabbitMQ)
+    return Broker(app, transport, dead_queues.InQueues)
 
 
 def installation(app: Celery) -> Installation:

@@ -132,10 +132,9 @@ class Redis(Broker):
 
     timeouts = "socket_timeout", "socket_connect_timeout"
     needs = frozenset({compat.REDIS})
-    places = Lists
 
-    def __init__(self, app: Celery, transport: Any) -> None:
-        super().__init__(app, transport)
+    def __init__(self, app: Celery, transport: Any, places: type[Any]) -> None:
+        super().__init__(app, transport, places)
         self._is_reliable = fetches_reliably()
         if self._is_reliable:
             self.needs |= {compat.FETCH}

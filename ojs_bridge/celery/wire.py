@@ -6,7 +6,7 @@ import base64
 import functools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, TypeAlias
@@ -273,6 +273,32 @@ def read(
         chain=chain_of(own),
     )
     return decoded(headers.get(HEADER), bare, request.retries), bare
+
+
+def dead_name(queue: str) -> str:
+    """Return the name of a queue's own dead queue."""
+    return f"{queue}.dead"
+
+
+def queues_of(app: Celery) -> set[str]:
+    """Return the names of the queues that an app consumes, routes to or has sent to."""
+    named = {
+        *app.amqp.queues,
+        app.conf.task_default_queue,
+        *_routed(compat.router_routes(app.amqp.router, ())),
+    }
+    return {
+        str(name) for name in (*named, *(getattr(task, "queue", None) for task in app.tasks.values())) if name
+    }
+
+
+def _routed(routes: Iterable[Any]) -> Iterator[str]:
+    """Yield the queues that `task_routes` names; a route that is a function names none."""
+    for router in routes:
+        patterns = getattr(router, "patterns", {})
+        for route in (*getattr(router, "map", {}).values(), *patterns.values()):
+            queue = route.get("queue") if isinstance(route, Mapping) else route
+            yield str(getattr(queue, "name", queue) or "")
 
 
 def chain_of(headers: Mapping[str, Any]) -> str:

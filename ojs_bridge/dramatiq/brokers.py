@@ -141,9 +141,9 @@ class AnyBroker:
     def consuming(self, queue_name: str) -> Acknowledgements | None:
         """Prepare for a new consumer of a queue; return what sends its acknowledgements together, if any."""
 
-    def taking(self, inner: Any, thread: Any, queue_name: str, wake: Wake) -> Take:
+    def taking(self, inner: Any, thread: Any, queue_name: str, wake: Wake) -> Any:
         """Return the function by which the consumer of a thread takes its next message."""
-        return bounded(inner, thread) if queue_name == dq_name(queue_name) else inner.__next__
+        return inner.__next__
 
     def received(self, inner: Any, message: Any, *, is_delayed: bool) -> bool:
         """Note a delivery; False if this process has its message already."""
@@ -195,6 +195,9 @@ class InMemory(AnyBroker):
         for letters in [*dead_letters_by_queue(self.broker, {}).values()]:
             for shown in [m for m in [*letters] if m.message_id == message_id and is_dropped(m)]:
                 letters.remove(shown)
+
+    def taking(self, inner: Any, thread: Any, queue_name: str, wake: Wake) -> Take:
+        return bounded(inner, thread) if queue_name == dq_name(queue_name) else inner.__next__
 
     def give_back(self, inner: Any, message: MessageProxy) -> None:
         compat.stub_queue(inner).put(encodable(message).encode())

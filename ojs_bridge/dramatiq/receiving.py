@@ -99,9 +99,7 @@ def bounded(inner: Iterator[MessageProxy | None], thread: Any) -> Take:
     """Have StubBroker wait until the first message is due that the thread delays."""
 
     def take() -> MessageProxy | None:
-        if hasattr(inner, compat.stub_timeout.name):
-            patience = _until_due(thread, compat.worker_timeout_of(thread))
-            setattr(inner, compat.stub_timeout.name, patience)
+        setattr(inner, compat.stub_timeout.name, _until_due(thread, compat.worker_timeout_of(thread)))
         return next(inner)
 
     return take

@@ -48,7 +48,7 @@ def test_a_name_that_somebody_has_wrapped_is_used_and_told_of(
         f"{name.name} in {name.place} is wrapped by tests.faults: the bridge uses it as it is to {name.need}"
     )
     assert caplog.messages in ([], [told])
-    if name in (compat.task_from_fun, compat.parse_response, compat.connections):
+    if name in (compat.task_from_fun, compat.parse_response, compat.fd_to_chan):
         assert caplog.messages == [told]
 
 
