@@ -307,6 +307,21 @@ def test_adapters_know_nothing_of_each_other(room: str, other: str) -> None:
         assert other not in top_level(path), path
 
 
+#: The names by which an adapter tells the kind of a broker, and the files that have them.
+KINDS = {
+    "celery": ({"driver_type"}, {"brokers", "installation"}),
+    "dramatiq": ({"RedisBroker", "RabbitmqBroker", "StubBroker"}, {"brokers"}),
+}
+
+
+@pytest.mark.parametrize("room", KINDS)
+def test_one_room_of_an_adapter_asks_for_the_kind_of_a_broker(room: str) -> None:
+    """All others call a method of the broker's object."""
+    names, where = KINDS[room]
+    words = {path.stem: {*words_of(ast.parse(path.read_text(encoding="utf-8")))} for path in files(room)}
+    assert {stem for stem, found in words.items() if names & found} == where
+
+
 def own_names(tree: ast.AST) -> Iterator[str]:
     """Return the names that a file gives: to functions, classes, variables and attributes of `self`."""
     for node in ast.walk(tree):
