@@ -105,19 +105,15 @@ class HeldQueues(Generic[Held]):
 
     def get(self, channel: Any, name: str) -> Any:
         """Return the next message of a queue, as the broker gives it, or None."""
-        raise NotImplementedError
 
-    def shown(self, channel: Any, message: Any) -> Held:
+    def shown(self, channel: Any, message: Any) -> Any:
         """Return a message as the adapter reads it."""
-        raise NotImplementedError
 
     def delete(self, channel: Any, message: Any) -> None:
         """Acknowledge a message."""
-        raise NotImplementedError
 
     def put_back(self, channel: Any) -> None:
         """Put back what was not acknowledged."""
-        raise NotImplementedError
 
     def is_renewed(self, channel: Any, name: str, message: Any) -> bool:  # noqa: ARG002
         """Return whether a message is in another place of its queue now, and will be read there."""
@@ -178,13 +174,11 @@ class QueuesOnRabbitMQ(HeldQueues[Held]):
         self.delete(channel, message)
         return True
 
-    def headers_of(self, message: Any) -> Mapping[str, Any]:
+    def headers_of(self, message: Any) -> Any:
         """Return the headers of a message."""
-        raise NotImplementedError
 
     def publish(self, channel: Any, name: str, message: Any, headers: dict[str, Any]) -> None:
         """Publish a message with other headers, and wait until RabbitMQ has confirmed it."""
-        raise NotImplementedError
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
 from amqp.exceptions import AMQPError, FrameSyntaxError
 from celery import Celery
@@ -120,7 +120,7 @@ class Broker:
     def long_wait(self, seconds: float) -> tuple[str, str] | None:
         """Return the name of a hazard, and what it is, if a retry may wait so long in a worker."""
 
-    def visibility(self, consumer: Any, reservations: Reservations) -> Visibility | None:
+    def visibility(self, consumer: Any, reservations: Reservations) -> Any:
         """Return what keeps a consumer's messages from other workers, if the broker gives them out again."""
 
     def take_safely(self) -> None:
@@ -346,16 +346,6 @@ class RabbitMQ(Broker):
                 producer.channel.queue_declare(queue, passive=True)
             declare = route["declare"] if queue is None else []
             producer.publish(**message, **{**route, "mandatory": confirms, "declare": declare})
-
-
-class Visibility(Protocol):
-    """Keeps the messages that a worker has from other workers while they run or wait."""
-
-    def connected(self, channel: Any) -> None:
-        """Begin, once, or go on with the channel of a new connection."""
-
-    def end(self) -> None:
-        """End with the worker."""
 
 
 @dataclass(frozen=True)

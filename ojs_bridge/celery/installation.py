@@ -146,7 +146,6 @@ def prepare(app: Celery) -> Installation:
     if not own.is_prepared:
         own.is_prepared = True
         app.steps["worker"].add("ojs_bridge.celery.worker:StartUp")
-        app.steps["consumer"].add("ojs_bridge.celery.worker:KeepsMessages")
         app.steps["consumer"].add("ojs_bridge.celery.keeping:RequestKeeping")
         app.steps["consumer"].add("ojs_bridge.celery.worker:ConsumerWatch")
         _read_retry_option(app)

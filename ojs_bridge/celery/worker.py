@@ -155,8 +155,11 @@ def _check_acknowledgements(app: Celery) -> None:
         )
 
 
-class KeepsMessages(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Keeps the messages that a worker has from other workers, where the broker gives them out again."""
+class ConsumerWatch(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Looks, from its own threads, whether a free worker takes messages, and whether runs have broken off.
+
+    It also keeps the messages that a worker has from other workers, where the broker gives them out again.
+    """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
@@ -164,30 +167,6 @@ class KeepsMessages(bootsteps.StartStopStep):  # type: ignore[misc]
         super().__init__(consumer, **options)
         reservations = attach(consumer.app).engine.reservations
         self._visibility = installation(consumer.app).source.visibility(consumer, reservations)
-
-    def start(self, consumer: Any) -> None:
-        """Begin, or go on with a new connection."""
-        if self._visibility is not None:
-            self._visibility.connected(consumer.task_consumer.channel)
-
-    def stop(self, consumer: Any) -> None:
-        """Go on: the worker connects anew, or a warm shutdown waits for running jobs."""
-
-    def shutdown(self, _: Any) -> None:
-        """End with the worker."""
-        if self._visibility is not None:
-            self._visibility.end()
-
-    terminate = shutdown
-
-
-class ConsumerWatch(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Looks, from its own threads, whether a free worker takes messages, and whether runs have broken off."""
-
-    requires = ("celery.worker.consumer.tasks:Tasks",)
-
-    def __init__(self, consumer: Any, **options: Any) -> None:
-        super().__init__(consumer, **options)
         self._over: threading.Event | None = None
         self._takes, self._silent = True, 0
         if not consumer.pool.uses_semaphore:
@@ -214,6 +193,8 @@ class ConsumerWatch(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, consumer: Any) -> None:
         """Begin, once; the silence is watched if the broker can say how many messages a queue has."""
+        if self._visibility is not None:
+            self._visibility.connected(consumer.task_consumer.channel)
         if self._over is not None:
             return
         self._over = threading.Event()
@@ -223,10 +204,12 @@ class ConsumerWatch(bootsteps.StartStopStep):  # type: ignore[misc]
             keep_going("ojs-watch", functools.partial(self._watch, consumer, self._over))
 
     def stop(self, consumer: Any) -> None:
-        """Go on: the connection is being renewed."""
+        """Go on: the worker connects anew, or a warm shutdown waits for running jobs."""
 
     def shutdown(self, _: Any) -> None:
         """End with the worker."""
+        if self._visibility is not None:
+            self._visibility.end()
         if self._over is not None:
             self._over.set()
 
