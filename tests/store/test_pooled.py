@@ -75,6 +75,16 @@ def test_a_direct_connection_prepares_what_it_asks_often(postgres_url: str) -> N
     assert asked
 
 
+def test_what_the_server_has_forgotten_is_prepared_again(postgres_url: str) -> None:
+    """psycopg itself has it forget all that is prepared, after some errors."""
+    with closing(open_store(postgres_url)) as store:
+        for n in range(3):
+            assert reserve(store, key=str(n)).grant is Grant.TAKEN
+            with store.connection() as connection:  # type: ignore[attr-defined]
+                connection.exec_driver_sql("deallocate all")
+        assert reserve(store, key="last").grant is Grant.TAKEN
+
+
 class Struck(BaseException):
     """A time limit."""
 

@@ -131,6 +131,7 @@ class Database:
         self._quick = engines.quick(url, patience)
         self._durable = engines.durable(self._quick, patience)
         self.is_postgres = self._durable.dialect.name == "postgresql"
+        self._by_libpq = self._quick.dialect.driver == "psycopg"
         self._busy_seconds = engines.busy_seconds(patience)
         self._bounds = {"seconds": f"{math.ceil(patience * 1000)}ms"}
         self._driver = self._quick.dialect.loaded_dbapi
@@ -195,16 +196,20 @@ class Database:
 
         The driver does it alone: with SQLAlchemy a statement takes several times as long.
         """
-        written = self._written.get(upsert)
-        if written is None:
+        known = self._written.get(upsert)
+        if known is None:
             dialect = self._quick.dialect
             compiled: Any = upsert.statements[dialect.name].compile(dialect=dialect)
-            written = self._written[upsert] = str(compiled), compiled.positiontup or ()
-        statement, order = written
+            known = self._written[upsert] = str(compiled), compiled.positiontup or ()
+        statement, order = known
         with self._opened():
             # SQLAlchemy is not told what happens to the connection.
             pooled = self._quick.raw_connection()
             try:
+                connection: Any = pooled.driver_connection
+                written: bool | None = connection.write(statement, row) if self._by_libpq else None
+                if written is not None:
+                    return written
                 cursor = pooled.cursor()
                 cursor.execute(statement, [row[name] for name in order] if order else row)
                 if not self.is_postgres:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import select
-import selectors
 import sqlite3
 import threading
 import time
@@ -144,8 +142,6 @@ if hasattr(os, "register_at_fork"):
 
 
 CONNECT_SECONDS = 5
-#: How long a question that got no answer in time waits for the server to break it off.
-CANCEL_SECONDS = 1.0
 #: A connection that has rested for longer is tested before it is used.
 REST_SECONDS = 1.0
 #: With these settings the server holds no lock for a client that it cannot reach any more, and waits for no
@@ -201,41 +197,11 @@ def _test_rested(engine: sa.Engine) -> None:
 
 def _answer_in_time(engine: sa.Engine, seconds: float) -> None:
     """Let psycopg wait for an answer for so many seconds at most; by itself it has no limit."""
-    from psycopg import Connection, OperationalError
-    from psycopg.pq import TransactionStatus
-
-    class InTime(Connection[Any]):
-        def wait(self, gen: Any, *_: Any, **__: Any) -> Any:
-            """Return the server's answer; raises OperationalError."""
-            try:
-                return _answer(gen, self.pgconn.socket, seconds)
-            except TimeoutError as error:
-                self._break_off(gen)
-                raise OperationalError(str(error)) from None
-            except BaseException:
-                if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
-                    # The answer may still come. The next question must not take it for its own.
-                    self._break_off(gen)
-                raise
-
-        def _break_off(self, gen: Any) -> None:
-            """Let the server give a question up, and close: it would wait for a lock without its client.
-
-            The connection counts among those of the process until the server has given up.
-            """
-            try:
-                if hasattr(self, "cancel_safe"):
-                    self.cancel_safe(timeout=CANCEL_SECONDS)
-                else:
-                    self.cancel()
-                _answer(gen, self.pgconn.socket, CANCEL_SECONDS)
-            except Exception as error:  # noqa: BLE001 - the answer is an error, or there is none
-                logger.debug("a question to PostgreSQL was broken off: %r", error)
-            finally:
-                self.close()
+    from .in_time import InTime
 
     def connect(_dialect: Any, _record: Any, args: Any, options: Any) -> Any:
         connection = InTime.connect(*args, **options)
+        connection.seconds = seconds
         try:
             _share_no_statement(connection)
         except BaseException:
@@ -256,36 +222,3 @@ def _share_no_statement(connection: Any) -> None:
     (process,) = connection.execute("SELECT pg_backend_pid()").fetchone()
     if process != connection.info.backend_pid:
         connection.prepare_threshold = None
-
-
-def _answer(gen: Any, connection: int, seconds: float) -> Any:
-    """Run psycopg's generator to its end: it yields the events it waits for, and is sent those that came."""
-    ends = time.monotonic() + seconds
-    try:
-        wanted = next(gen)
-        while came := _came(connection, wanted, max(ends - time.monotonic(), 0)):
-            wanted = gen.send(came)
-    except StopIteration as end:
-        return end.value
-    raise TimeoutError(f"no answer within {seconds:g} s")
-
-
-_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-
-
-def _came(connection: int, wanted: int, seconds: float) -> int:
-    """Wait for events on a connection, and return those that came, as `selectors` and psycopg count them.
-
-    A selector would take as long as the whole statement does, and may need a descriptor of its own.
-    """
-    if not hasattr(select, "poll"):  # as in a worker that eventlet has patched
-        readers, writers = [connection] * bool(wanted & _READ), [connection] * bool(wanted & _WRITE)
-        read, write, _ = select.select(readers, writers, (), seconds)
-        return _READ * bool(read) | _WRITE * bool(write)
-    poll = select.poll()
-    poll.register(connection, select.POLLIN * bool(wanted & _READ) | select.POLLOUT * bool(wanted & _WRITE))
-    found = poll.poll(seconds * 1000)
-    events = found[0][1] if found else 0
-    # As `selectors` do, take an error for whatever is waited for: who reads or writes then finds out.
-    readable, writable = events & ~select.POLLOUT, events & ~select.POLLIN
-    return wanted & (_READ * bool(readable) | _WRITE * bool(writable))
