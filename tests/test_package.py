@@ -127,7 +127,7 @@ WITHIN = {
     "dramatiq.delivery.Skipped": "ends a delivery without a run",
     "dramatiq.translate.NotRun": "the base of what is exported",
     "dramatiq.publishing.NotSent": "has the framework's own error in it",
-    "dramatiq.holding.GiveUp": "ends a thread with its worker",
+    "dramatiq.keeping.GiveUp": "ends a thread with its worker",
     "operations.bulk._Stopped": "ends a bulk operation",
     "testing.parts.WorkerDied": "ends a run under virtual time",
     "migration.plan.Injected": "is raised in a task that the plan tries out",

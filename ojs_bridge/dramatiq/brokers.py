@@ -38,7 +38,7 @@ from .dead_queues import (
     Places,
 )
 from .delivery import Delivery, is_dropped
-from .holding import HELD_AT_MOST
+from .keeping import KEPT_AT_MOST
 from .on_redis import Acknowledgements, Hands
 from .receiving import (
     Take,
@@ -76,7 +76,7 @@ class AnyBroker:
     #: Returns why no worker can run a message, or None.
     flaw = staticmethod(flaw_of)
     #: The most seconds for which a worker may hold a delivery.
-    held_at_most = math.inf
+    kept_at_most = math.inf
     #: Where a dead letter goes while the store is away, in words.
     dead_queue = "the broker, where the bridge cannot look for them"
 
@@ -213,7 +213,7 @@ class OnRabbitMQ(AnyBroker):
     """RabbitmqBroker: it confirms what it takes, and takes back what a worker holds for too long."""
 
     is_tagged = True
-    held_at_most = HELD_AT_MOST
+    kept_at_most = KEPT_AT_MOST
     dead_queue, less = InMemory.dead_queue, ""
 
     def __init__(self, broker: Any) -> None:

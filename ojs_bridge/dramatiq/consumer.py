@@ -29,7 +29,7 @@ logger = logging.getLogger("ojs_bridge")
 #: Acknowledges a message on its broker.
 Ack: TypeAlias = Callable[[MessageProxy], None]
 #: How many seconds a job waits before it is given back, so that a lasting error does not spin.
-HOLD_SECONDS = 1.0
+LATER_SECONDS = 1.0
 
 
 class SettlingConsumer(Consumer):
@@ -134,7 +134,7 @@ class SettlingConsumer(Consumer):
         self._wake.freed(self._inner)
 
     def _carry_out(self, delivery: Delivery, message: MessageProxy, otherwise: Ack) -> None:
-        run = delivery.begun.run if isinstance(delivery.begun, Lost) else delivery.begun
+        run = delivery.admission.run if isinstance(delivery.admission, Lost) else delivery.admission
         heart = self._reservations.heart
         reserved = run.reservation if isinstance(run, Run) and delivery.exit is not ENDING else None
         if heart and reserved and heart.holds(reserved):
@@ -153,8 +153,8 @@ class SettlingConsumer(Consumer):
                 self._inner.ack(message)
             case Exit.DEAD:
                 self._kind.bury(self._inner, message)
-            case Exit.HOLD | Exit.UNBEGUN:
-                time.sleep(HOLD_SECONDS)
+            case Exit.LATER | Exit.NOT_YET:
+                time.sleep(LATER_SECONDS)
                 self._give_back(delivery, message)
             case Exit.GIVE_BACK:
                 self._give_back(delivery, message)

@@ -31,7 +31,7 @@ from .translate import NAME, bare_job, error_in_words, job_of, original, outages
 logger = logging.getLogger("ojs_bridge")
 
 #: A message in a dead queue: its bytes, but on StubBroker the message itself.
-Held: TypeAlias = bytes | MessageProxy
+Found: TypeAlias = bytes | MessageProxy
 #: How many messages are read from Redis at a time.
 READ = 500
 
@@ -51,15 +51,15 @@ class DramatiqDeadQueues:
         """Return at most so many letters; on RabbitMQ the oldest of each queue, on Redis the newest."""
         queues = sorted({q_name(name) for name in self._broker.get_declared_queues()})
         with _reaching():
-            held = self._places.read(queues, most)
-        letters = (self._letter(message, at) for message, at in held)
+            found = self._places.read(queues, most)
+        letters = (self._letter(message, at) for message, at in found)
         return [letter for letter in letters if letter is not None]
 
     def take(self, letter: Letter, then: Callable[[Letter], object]) -> bool:
         """Claim a letter, call `then`, and delete it unless `then` raises; False if it is not there."""
 
-        def is_it(held: Held) -> bool:
-            parts = _read(held)
+        def is_it(found: Found) -> bool:
+            parts = _read(found)
             if parts is None or str(parts[0].message_id) != letter.job_id:
                 return False
             return bool(parts[1]["encoded"] == letter.message["encoded"])
@@ -67,8 +67,8 @@ class DramatiqDeadQueues:
         with _reaching():
             return self._places.take(q_name(letter.queue), is_it, lambda: then(letter))
 
-    def _letter(self, held: Held, at: datetime | None) -> Letter | None:
-        parts = _read(held)
+    def _letter(self, found: Found, at: datetime | None) -> Letter | None:
+        parts = _read(found)
         if parts is None:
             return None
         try:
@@ -82,14 +82,14 @@ class DramatiqDeadQueues:
         actor, bare = self._broker.actors.get(message.actor_name), _ended(message)
         kept["parameters"] = [*parameters_of(actor.fn)] if actor else []
         task = self._tasks.get(message.actor_name) or engine.task()
-        begun = engine.admit(job_of(message, bare), bare, task)
-        return found_letter(begun, NAME, kept, at=at, now=engine.now())
+        run = engine.admit(job_of(message, bare), bare, task)
+        return found_letter(run, NAME, kept, at=at, now=engine.now())
 
 
-def _read(held: Held) -> tuple[dramatiq.Message[Any], dict[str, Any]] | None:
+def _read(found: Found) -> tuple[dramatiq.Message[Any], dict[str, Any]] | None:
     """Return a message, and the form in which a dead letter keeps it; None if it cannot be read."""
     try:
-        message = dramatiq.Message.decode(held) if isinstance(held, bytes) else message_in(held)
+        message = dramatiq.Message.decode(found) if isinstance(found, bytes) else message_in(found)
         return message, original(message)
     except Exception as error:  # noqa: BLE001 - the application's own encoder may raise anything
         _left(error)
@@ -133,10 +133,10 @@ def _reaching() -> Iterator[None]:
 class Places(Protocol):
     """The dead queues of one kind of broker; `queue` is the name of the queue that they belong to."""
 
-    def read(self, queues: Sequence[str], most: int) -> list[tuple[Held, datetime | None]]:
+    def read(self, queues: Sequence[str], most: int) -> list[tuple[Found, datetime | None]]:
         """Return at most so many dead messages, and since when they are dead, if the broker knows it."""
 
-    def take(self, queue: str, is_it: Callable[[Held], bool], then: Callable[[], object]) -> bool:
+    def take(self, queue: str, is_it: Callable[[Found], bool], then: Callable[[], object]) -> bool:
         """Claim a message, call `then`, and delete it unless `then` raises; False if it is not there."""
 
     def in_words(self, queue: str) -> str:
@@ -154,7 +154,7 @@ class DeadElsewhere:
         """Return where a message is after its last failure, and how long the broker keeps it there."""
         return f"{self._name} hears that it has failed, and treats it in its own way"
 
-    def read(self, *_: object) -> list[tuple[Held, datetime | None]]:
+    def read(self, *_: object) -> list[tuple[Found, datetime | None]]:
         """Raise Unreachable."""
         raise Unreachable(self._why)
 
@@ -175,12 +175,12 @@ class DeadInMemory:
         """Return where a message is after its last failure, and how long the broker keeps it there."""
         return f"it goes to the dead queue {xq_name(queue)}, in this process's memory"
 
-    def read(self, queues: Sequence[str], most: int) -> list[tuple[Held, datetime | None]]:
+    def read(self, queues: Sequence[str], most: int) -> list[tuple[Found, datetime | None]]:
         """Return at most so many dead messages, and since when they are dead, if the broker knows it."""
-        held = [m for queue in queues for m in [*self._letters(queue)] if not is_dropped(m)]
-        return [(message, None) for message in held[:most]]
+        found = [m for queue in queues for m in [*self._letters(queue)] if not is_dropped(m)]
+        return [(message, None) for message in found[:most]]
 
-    def take(self, queue: str, is_it: Callable[[Held], bool], then: Callable[[], object]) -> bool:
+    def take(self, queue: str, is_it: Callable[[Found], bool], then: Callable[[], object]) -> bool:
         """Claim a message, call `then`, and delete it unless `then` raises; False if it is not there."""
         with self._lock:
             letters = [m for m in [*self._letters(queue)] if not is_dropped(m)]
@@ -216,7 +216,7 @@ class DeadOnRedis:
         kept = spoken(self._broker.dead_message_ttl / 1000)
         return f"it goes to the dead queue {xq_name(queue)}, which keeps it for {kept}"
 
-    def read(self, queues: Sequence[str], most: int) -> list[tuple[Held, datetime | None]]:
+    def read(self, queues: Sequence[str], most: int) -> list[tuple[Found, datetime | None]]:
         """Return at most so many dead messages, and since when they are dead, if the broker knows it."""
         client = self._broker.client
         places = [
@@ -225,16 +225,16 @@ class DeadOnRedis:
             for redis_id, score in client.zrevrange(self._ids(queue), 0, most - 1, withscores=True)
         ]
         newest = sorted(places, reverse=True)[:most]
-        held: list[tuple[Held, datetime | None]] = []
+        found: list[tuple[Found, datetime | None]] = []
         for start in range(0, len(newest), READ):
             with client.pipeline(transaction=False) as pipe:
                 for _, messages, redis_id in newest[start : start + READ]:
                     pipe.hget(messages, redis_id)
                 bodies = zip(pipe.execute(), newest[start : start + READ], strict=True)
-            held += [(body, from_ms(int(score))) for body, (score, _, _) in bodies if body]
-        return held
+            found += [(body, from_ms(int(score))) for body, (score, _, _) in bodies if body]
+        return found
 
-    def take(self, queue: str, is_it: Callable[[Held], bool], then: Callable[[], object]) -> bool:
+    def take(self, queue: str, is_it: Callable[[Found], bool], then: Callable[[], object]) -> bool:
         """Claim a message, call `then`, and delete it unless `then` raises; False if it is not there."""
         client, ids, messages = self._broker.client, self._ids(queue), self._messages(queue)
         redis_id = next((i for i, body in client.hscan_iter(messages) if is_it(body)), None)
@@ -266,15 +266,15 @@ class DeadOnRabbitMQ:
         kept = spoken(sys.modules["dramatiq.brokers.rabbitmq"].DEAD_MESSAGE_TTL / 1000)
         return f"it goes to the dead queue {xq_name(queue)}, which keeps it for {kept}"
 
-    def read(self, queues: Sequence[str], most: int) -> list[tuple[Held, datetime | None]]:
+    def read(self, queues: Sequence[str], most: int) -> list[tuple[Found, datetime | None]]:
         """Return at most so many dead messages, and since when they are dead, if the broker knows it."""
-        held: list[bytes] = []
+        found: list[bytes] = []
         with self._connection() as connection:
             for queue in queues:
-                held += PikaQueues(connection).read(xq_name(queue), most - len(held))
-        return [(body, None) for body in held]
+                found += PikaQueues(connection).read(xq_name(queue), most - len(found))
+        return [(body, None) for body in found]
 
-    def take(self, queue: str, is_it: Callable[[Held], bool], then: Callable[[], object]) -> bool:
+    def take(self, queue: str, is_it: Callable[[Found], bool], then: Callable[[], object]) -> bool:
         """Claim a message, call `then`, and delete it unless `then` raises; False if it is not there."""
         with self._connection() as connection:
             return PikaQueues(connection).take(xq_name(queue), is_it, then)

@@ -50,10 +50,10 @@ class Exit(enum.Enum):
     """Acknowledge it: it is not needed any more."""
     DEAD = enum.auto()
     """Keep it, with its final state, in the broker's own dead queue."""
-    HOLD = enum.auto()
+    LATER = enum.auto()
     """Give it back to its queue after a while: something broke in before its end was known."""
-    UNBEGUN = enum.auto()
-    """As HOLD: its actor runs, and the bridge has not begun it yet."""
+    NOT_YET = enum.auto()
+    """As LATER: its actor runs, and the bridge has not begun it yet."""
     GIVE_BACK = enum.auto()
     """Give it back to its queue: this worker shuts down."""
     ENDING = enum.auto()
@@ -78,14 +78,14 @@ _DELIVERED = "ojs_delivered"
 DELAYED_AS = "ojs_delayed_as"
 
 #: Looked up once, because enumerations are slow and every job comes by here.
-NATIVE, HOLD, UNBEGUN, ENDING = Exit.NATIVE, Exit.HOLD, Exit.UNBEGUN, Exit.ENDING
+NATIVE, LATER, NOT_YET, ENDING = Exit.NATIVE, Exit.LATER, Exit.NOT_YET, Exit.ENDING
 
 
 class Delivery:
     """The notes about one delivery; the attribute `ojs_delivery` of Dramatiq's message leads to them."""
 
     __slots__ = (
-        *("begun", "consumer", "end", "ending", "exit"),
+        *("admission", "consumer", "end", "ending", "exit"),
         *("is_given_back", "is_judged", "is_replaced", "is_seen", "is_settled", "received", "task", "within"),
     )
 
@@ -95,7 +95,7 @@ class Delivery:
         self.is_seen = False
         self.task: TaskPolicy | None = None
         #: The engine's answer to it, and what judges its outcome then.
-        self.begun: Run | Lost | Refuse | None = None
+        self.admission: Run | Lost | Refuse | None = None
         self.end: Callable[[TaskPolicy, BaseException | None], Exit] | None = None
         #: Whether there is no outcome to be judged, or none any more.
         self.is_judged = False
@@ -285,27 +285,27 @@ def mark_failed(engine: Engine, message: MessageProxy, job: Job, decision: Disca
 
 
 def tell_end(
-    broker: Broker, message: MessageProxy, begun: Run | Refuse, decision: Discarded | DeadLettered
+    broker: Broker, message: MessageProxy, run: Run | Refuse, decision: Discarded | DeadLettered
 ) -> None:
     """Log the end of a failed job, and send its `on_retry_exhausted`, as the stock `Retries` does."""
     is_exhausted = decision.cause == "exhausted" or decision.failure.final == RETRY_WHEN_SAID_NO
     if decision.failure.final == THROWN:
-        harmless(begun.job, stock_logger.info, "Aborting message %r.", begun.job.id)
+        harmless(run.job, stock_logger.info, "Aborting message %r.", run.job.id)
     elif is_exhausted:
-        harmless(begun.job, stock_logger.warning, "Retries exceeded for message %r.", begun.job.id)
-    if not is_exhausted or not isinstance(begun, Run):
+        harmless(run.job, stock_logger.warning, "Retries exceeded for message %r.", run.job.id)
+    if not is_exhausted or not isinstance(run, Run):
         return
     options = broker.get_actor(message.actor_name).options
     target = message.options.get("on_retry_exhausted") or options.get("on_retry_exhausted")
-    if not target or (begun.task.layers.framework is ONCE and begun.task.layers.limit_is_native):
+    if not target or (run.task.layers.framework is ONCE and run.task.layers.limit_is_native):
         return  # A broker without `Retries` announces nothing.
-    limit: Any = None if begun.policy.max_attempts >= LARGEST else begun.policy.runs - 1
-    if begun.task.layers.limit_is_native:
+    limit: Any = None if run.policy.max_attempts >= LARGEST else run.policy.runs - 1
+    if run.task.layers.limit_is_native:
         # As it was written: `retry_when` may have taken its place.
         retries = next(m for m in broker.middleware if isinstance(m, Retries))
         limit = message.options.get("max_retries", options.get("max_retries", retries.max_retries))
-    counts = {"retries": begun.job.attempt - 1, "max_retries": limit}
+    counts = {"retries": run.job.attempt - 1, "max_retries": limit}
     try:
         broker.get_actor(target).send(message.asdict(), counts)
     except Exception:
-        logger.exception("job %s: on_retry_exhausted %r was not sent", begun.job, target)
+        logger.exception("job %s: on_retry_exhausted %r was not sent", run.job, target)

@@ -37,10 +37,9 @@ from .compat import (
 from .consumer import SettlingConsumer, wrap
 from .dead_queues import DramatiqDeadQueues
 from .delivery import DELAYED_AS, delivery_of, keep_what_is_delivered, listening
-from .holding import Holding
+from .keeping import Keeping, Stops
 from .publishing import SENT, WISHING, DramatiqPublisher, add_headers, carry_wishes, sending_on, tell_apart
 from .run import Runs
-from .stops import Stops
 from .translate import NAME
 from .watch import Watch, remember
 
@@ -82,8 +81,8 @@ class OJSRetries(Retries):
         self.bridge = bridge or Bridge()
         #: The actors and their policies, for the plan.
         self.actors = Actors(self.bridge, terms)
-        self._holding = Holding(self.bridge.engine.outage)
-        self._runs = Runs(self.bridge, self.actors, self._holding)
+        self._keeping = Keeping(self.bridge.engine.outage)
+        self._runs = Runs(self.bridge, self.actors, self._keeping)
         self._watches: dict[Any, Watch] = {}
         #: The last message of each thread, and those that a thread has left unsettled, for the watch.
         self._latest: dict[int, Any] = {}
@@ -130,7 +129,7 @@ class OJSRetries(Retries):
         count_members_once(broker)
         tell_all(broker, self._runs.check)
         wrap(broker, self.bridge.engine.reservations)
-        self._holding.boot(broker)
+        self._keeping.boot(broker)
         keep_what_is_delivered()
         kind = kind_of(broker)
         for caveat in kind.caveats(self.bridge):
@@ -163,7 +162,7 @@ class OJSRetries(Retries):
         """Begin no more jobs, and fetch none: a job that is given back now would come straight back."""
         if watch := self._watches.get(worker):
             watch.stop()
-        self._holding.stop(worker)
+        self._keeping.stop(worker)
         for thread in consumer_threads(worker).values():
             consumer = consumer_of_thread(thread, None)
             if isinstance(consumer, SettlingConsumer):
@@ -174,7 +173,7 @@ class OJSRetries(Retries):
 
         Raises SystemExit if the worker ends because its threads died again and again.
         """
-        self._holding.stopped(worker)
+        self._keeping.stopped(worker)
         if self._is_program:
             # What has outlasted the worker's own patience ends with this process.
             self.bridge.engine.reservations.give_back()

@@ -186,7 +186,7 @@ def send_on(
 
     def enqueue() -> None:
         # RabbitMQ takes a message back that a worker holds for too long: a long delay is several short ones.
-        seconds = min((at - engine.now()).total_seconds(), kind.held_at_most)
+        seconds = min((at - engine.now()).total_seconds(), kind.kept_at_most)
         kind.have_queue(message.queue_name)
         with sending_on():
             broker.enqueue(message, delay=_milliseconds(seconds))

@@ -30,9 +30,9 @@ from .actors import Actors, names_exceptions
 from .compat import message_in
 from .delivery import (
     ENDING,
-    HOLD,
+    LATER,
     NATIVE,
-    UNBEGUN,
+    NOT_YET,
     Delivery,
     Ending,
     Exit,
@@ -46,7 +46,7 @@ from .delivery import (
     stock_logger,
     tell_end,
 )
-from .holding import GiveUp, Holding, is_old
+from .keeping import GiveUp, Keeping, is_old
 from .publishing import READ, WISHING, NotSent, Outgoing, can_carry, carry_wishes, send_on
 from .translate import (
     NAME,
@@ -69,10 +69,10 @@ logger = logging.getLogger("ojs_bridge")
 class Runs:
     """The runs of one broker's deliveries, as its middleware hears of them."""
 
-    def __init__(self, bridge: Bridge, actors: Actors, holding: Holding) -> None:
+    def __init__(self, bridge: Bridge, actors: Actors, keeping: Keeping) -> None:
         self.bridge = bridge
         self.actors = actors
-        self.holding = holding
+        self.keeping = keeping
 
     def begin(self, broker: Broker, message: Any) -> None:
         """Begin a job: its actor runs, or this raises an exception that keeps the actor from running."""
@@ -82,11 +82,11 @@ class Runs:
         delivery.is_seen = True
         if task is not None:
             # If anything ends this delivery before its job has another place, the job goes back to its queue.
-            delivery.exit = UNBEGUN
+            delivery.exit = NOT_YET
             entering.actor = inside.actor_name
             # Without a store and listeners, nobody hears of a success: a plain job begins when it has failed.
             is_plain = self.bridge.engine.is_silent and READ.isdisjoint(inside.options)
-            if is_plain and not (self.holding.is_stopping and self.holding.stops()):
+            if is_plain and not (self.keeping.is_stopping and self.keeping.stops()):
                 return
         elif HEADER not in inside.options:
             return
@@ -94,7 +94,7 @@ class Runs:
             return
         run = ActorRun(self, broker, message, delivery)
         try:
-            begun = run.enter(task)
+            admission = run.enter(task)
         except Skipped as skipped:
             if skipped.exit is Exit.DEAD:
                 message.fail()
@@ -103,13 +103,13 @@ class Runs:
                 message.options["store_results"] = False
             delivery.settle(skipped.exit)
             raise
-        if begun is None:
+        if admission is None:
             delivery.exit = NATIVE
             return
-        if isinstance(begun, Refuse):
-            raise Refused(begun.decision.reason)
-        if isinstance(begun, Lost):
-            raise LostAttempt(begun.failure.message)
+        if isinstance(admission, Refuse):
+            raise Refused(admission.decision.reason)
+        if isinstance(admission, Lost):
+            raise LostAttempt(admission.failure.message)
 
     def skip(self, message: MessageProxy) -> None:
         """Leave a message to Dramatiq that another middleware skips."""
@@ -117,8 +117,8 @@ class Runs:
         if delivery.within is not None:
             delivery.within.__exit__(None, None, None)
         if not delivery.is_judged:
-            if isinstance(delivery.begun, Run):
-                self.bridge.engine.settling.release(delivery.begun)
+            if isinstance(delivery.admission, Run):
+                self.bridge.engine.settling.release(delivery.admission)
             delivery.settle(NATIVE)
 
     def end(self, broker: Broker, message: Any, exception: BaseException | None) -> bool:
@@ -129,7 +129,7 @@ class Runs:
                 leaving.push(delivery.within)
                 delivery.within = None
                 return self.end(broker, message, exception)
-        if exception is None and delivery.exit is UNBEGUN:
+        if exception is None and delivery.exit is NOT_YET:
             # A success of which nobody needs to hear: most jobs come by here.
             delivery.exit, delivery.is_judged = NATIVE, True
             return True
@@ -143,7 +143,7 @@ class Runs:
         # Dramatiq calls this a second time when an interrupt breaks into the first.
         if not delivery.is_judged:
             end = delivery.end or ActorRun(self, broker, message, delivery).end
-            delivery.settle(HOLD)
+            delivery.settle(LATER)
             try:
                 delivery.exit = end(task, exception)
             except TakenOver as late:
@@ -155,15 +155,15 @@ class Runs:
 
     def check(self, message: Any) -> None:
         """Raise TakenOver for a job that succeeded after its reservation was taken over."""
-        if (delivery := delivery_of(message)).is_judged or not isinstance(begun := delivery.begun, Run):
+        if (delivery := delivery_of(message)).is_judged or not isinstance(run := delivery.admission, Run):
             return
         try:
             try:
-                self.bridge.engine.settling.check(begun)
+                self.bridge.engine.settling.check(run)
             except StoreError as error:
-                self.holding.await_answer(self.bridge.engine, begun, error)
+                self.keeping.await_answer(self.bridge.engine, run, error)
         except TakenOver as late:
-            self.holding.disarm(None)
+            self.keeping.disarm(None)
             delivery.settle(drop(message, late))
             raise
 
@@ -178,12 +178,12 @@ class ActorRun:
     def __init__(self, runs: Runs, broker: Broker, message: MessageProxy, delivery: Delivery) -> None:
         self._runs = runs
         self._engine = runs.bridge.engine
-        self._holding = runs.holding
+        self._keeping = runs.keeping
         self._broker = broker
         self._proxy = message
         self._delivery = delivery
         #: Whether the thread has waited; then no interrupt is armed any more.
-        self._held = False
+        self._waited = False
 
     def enter(self, task: TaskPolicy | None) -> Run | Lost | Refuse | None:
         """Begin a job; one that Dramatiq itself runs only waits for its time.
@@ -192,7 +192,7 @@ class ActorRun:
         """
         try:
             # If anything breaks in before its end is known, the job goes back to its queue.
-            self._delivery.settle(HOLD)
+            self._delivery.settle(LATER)
             if task is not None:
                 return self._begin(task)
             self._let_wait()
@@ -203,38 +203,38 @@ class ActorRun:
         except Exception as error:
             # Dramatiq would log the error, and run the actor.
             logger.exception("job %s: cannot begin here", bare_job(self._proxy))
-            leaves = HOLD if may_pass(self, error) else Exit.DEAD
+            leaves = LATER if may_pass(self, error) else Exit.DEAD
             raise Skipped(leaves, f"the job could not be begun: {error!r}") from None
         return None
 
     def _begin(self, task: TaskPolicy) -> Run | Lost | Refuse:
-        if self._holding.is_stopping and self._holding.stops():
+        if self._keeping.is_stopping and self._keeping.stops():
             raise GiveUp
-        begun = self._begun(task)
-        if self._held:
-            self._holding.begins(self._broker, self._proxy)
+        admission = self._admission(task)
+        if self._waited:
+            self._keeping.begins(self._broker, self._proxy)
         delivery = self._delivery
         # An interrupt that strikes from here on is the job's.
         delivery.is_judged, delivery.end = False, self.end
-        if self._engine.instruments.all and isinstance(begun, Run):
+        if self._engine.instruments.all and isinstance(admission, Run):
             options = message_in(self._proxy).options
-            delivery.within = self._engine.instruments.running(NAME, begun, options)
+            delivery.within = self._engine.instruments.running(NAME, admission, options)
             delivery.within.__enter__()
-        return begun
+        return admission
 
-    def _begun(self, task: TaskPolicy) -> Run | Lost | Refuse:
+    def _admission(self, task: TaskPolicy) -> Run | Lost | Refuse:
         while True:
             try:
-                begun = self._ask(task)
+                admission = self._ask(task)
             except Interrupt as interrupt:
                 # An interrupt is meant for a job, and none has begun.
                 self._wait(RuntimeError(f"interrupted: {interrupt!r}"))
                 continue
-            if isinstance(begun, (Postpone, Drop)):
-                begun = self._put_aside(begun)
-            if begun is not None:
-                self._delivery.begun = begun
-                return begun
+            if isinstance(admission, (Postpone, Drop)):
+                admission = self._put_aside(admission)
+            if admission is not None:
+                self._delivery.admission = admission
+                return admission
 
     def _ask(self, task: TaskPolicy) -> Admission | None:
         """Return the engine's answer; None after a pause, since the process lacked something."""
@@ -265,7 +265,7 @@ class ActorRun:
                 if not isinstance(error, StoreError) and self._keeps(error):
                     return None
                 # It was held for as long as it may be. Published anew, it may be held again.
-                self._held, now = False, self._engine.now()
+                self._waited, now = False, self._engine.now()
                 return Postpone(bare if isinstance(job, InvalidState) else job.waiting(now), now)
             logger.exception("job %s: could not be begun", bare)
             return self._engine.refuse(bare, error)
@@ -281,19 +281,19 @@ class ActorRun:
             refused = self._put_aside(early)
             if refused is not None:
                 raise Skipped(Exit.DEAD, f"the job could not be begun: {refused.decision.reason}")
-        if self._held:
-            self._holding.begins(self._broker, self._proxy)
+        if self._waited:
+            self._keeping.begins(self._broker, self._proxy)
 
-    def _put_aside(self, begun: Postpone | Drop) -> Refuse | None:
+    def _put_aside(self, admission: Postpone | Drop) -> Refuse | None:
         """Send an early delivery on to its time, or drop a late copy; raises Skipped when that is done.
 
         Returns the refusal of a job that no message can carry; None after a pause if the broker took nothing.
         """
-        if isinstance(begun, Postpone):
+        if isinstance(admission, Postpone):
             try:
-                sent = self._engine.carrying.postpone(begun, self)
+                sent = self._engine.carrying.postpone(admission, self)
             except Exception as error:
-                logger.debug("job %s: could not be sent on", begun.job, exc_info=True)
+                logger.debug("job %s: could not be sent on", admission.job, exc_info=True)
                 self._wait(error)
                 return None
             if isinstance(sent, Refuse):
@@ -301,10 +301,10 @@ class ActorRun:
             self._proxy.options.update(sent.options)
         # From now on nothing that breaks in may bring it back.
         self._delivery.settle(Exit.DROP)
-        if self._held:
-            self._holding.outage.over()
+        if self._waited:
+            self._keeping.outage.over()
         self._proxy.options["store_results"] = False
-        raise Skipped(Exit.DROP, begun.reason)
+        raise Skipped(Exit.DROP, admission.reason)
 
     def _keeps(self, error: Exception) -> bool:
         """Wait before the store is asked again; False if this delivery was held for as long as it may be."""
@@ -314,8 +314,8 @@ class ActorRun:
         return True
 
     def _wait(self, error: Exception) -> None:
-        self._held = True
-        if not self._holding.keep_unbegun(error):
+        self._waited = True
+        if not self._keeping.wait_to_begin(error):
             raise GiveUp from None
 
     def end(self, task: TaskPolicy, exception: BaseException | None) -> Exit:
@@ -324,8 +324,8 @@ class ActorRun:
         A delivery whose decision finds no place goes back to its queue.
         """
         try:
-            self._holding.disarm(exception)
-            return self._conclude(self._delivery.begun or self._begun(task), exception)
+            self._keeping.disarm(exception)
+            return self._conclude(self._delivery.admission or self._admission(task), exception)
         except TakenOver:
             raise
         except Skipped as skipped:
@@ -333,24 +333,24 @@ class ActorRun:
         except GiveUp:
             return Exit.GIVE_BACK
         except BaseException as error:
-            if self._delivery.exit is not HOLD or not isinstance(error, Exception):
+            if self._delivery.exit is not LATER or not isinstance(error, Exception):
                 logger.exception("job %s: interrupted as it ended", bare_job(self._proxy))
                 return self._delivery.exit
             if may_pass(self, error):
                 logger.error("job %s goes back to its queue: %r", bare_job(self._proxy), error)
-                return HOLD
+                return LATER
             logger.exception("job %s: kept in the broker's dead queue", bare_job(self._proxy))
             self._proxy.fail()
             return Exit.DEAD
 
-    def _conclude(self, begun: Run | Lost | Refuse, exception: BaseException | None) -> Exit:
+    def _conclude(self, admission: Run | Lost | Refuse, exception: BaseException | None) -> Exit:
         """Judge an outcome and carry the decision out; try again as long as it finds no place."""
-        run = begun.run if isinstance(begun, Lost) else begun
+        run = admission.run if isinstance(admission, Lost) else admission
         try:
             self._engine.settling.check(run)
         except StoreError as error:
-            self._holding.await_answer(self._engine, run, error)
-        decision = self._judge(begun, exception)
+            self._keeping.await_answer(self._engine, run, error)
+        decision = self._judge(admission, exception)
         succeeded = isinstance(decision, Complete)
         if succeeded and isinstance(run, Run) and run.reservation:
             # It is settled before its acknowledgement, when all other middleware has heard of it.
@@ -365,31 +365,32 @@ class ActorRun:
             return self._settle(self._engine.carrying.carry(run, decision, self))
         except NotCarried as error:
             left = error
-        while may_pass(self, left.error) and self._holding.keep_unended(left.error):
+        while may_pass(self, left.error) and self._keeping.wait_to_end(left.error):
             try:
                 with at_once():
                     leaves = self._settle(self._engine.carrying.carry(run, left.decision, self))
             except NotCarried as again:
                 left = again
             else:
-                self._holding.outage.over()
+                self._keeping.outage.over()
                 return leaves
         raise left.error
 
-    def _judge(self, begun: Run | Lost | Refuse, exception: BaseException | None) -> Decision:
-        match begun:
+    def _judge(self, admission: Run | Lost | Refuse, exception: BaseException | None) -> Decision:
+        match admission:
             case Refuse():
-                return begun.decision
+                return admission.decision
             case Lost():
-                return self._engine.judge(begun.run, begun.failure)
+                return self._engine.judge(admission.run, admission.failure)
             case Run() if exception is None:
-                return self._engine.judge(begun, None)
+                return self._engine.judge(admission, None)
             case Run():
                 options = self._broker.get_actor(self._proxy.actor_name).options
-                errors, retries = begun.task.errors, begun.task.layers.retries
+                errors, retries = admission.task.errors, admission.task.layers.retries
                 if type(exception) is HandlerFailed and exception.itself is not None:
                     exception = exception.itself
-                return self._engine.judge(begun, outcome(self._proxy, options, exception, errors, retries))
+                came_to = outcome(self._proxy, options, exception, errors, retries)
+                return self._engine.judge(admission, came_to)
 
     def message(self, onward: Onward | None) -> Outgoing:
         """Return the message as it came, or as it goes on."""
@@ -419,7 +420,7 @@ class ActorRun:
 
     def _settle(self, settlement: Settlement[Outgoing]) -> Exit:
         """Settle a run, and return how its delivery leaves; the log says what `Retries` would say."""
-        begun, job, decision = settlement.run, settlement.job, settlement.decision
+        run, job, decision = settlement.run, settlement.job, settlement.decision
         match decision:
             case Complete():
                 leaves = NATIVE
@@ -434,17 +435,17 @@ class ActorRun:
         if leaves is not Exit.DEAD:
             # The decision is carried out: from now on nothing that breaks in may bring the message back.
             self._delivery.exit = leaves
-        elif isinstance(begun, Run):
+        elif isinstance(run, Run):
             # If it comes again before it lies there, a settled run would be dropped.
-            self._engine.reservations.expire(begun)
+            self._engine.reservations.expire(run)
         if isinstance(decision, (Discarded, DeadLettered)):
             mark_failed(self._engine, self._proxy, job, decision)
             self._delivery.exit = leaves
-            tell_end(self._broker, self._proxy, begun, decision)
+            tell_end(self._broker, self._proxy, run, decision)
         elif settlement.message is not None:
             self._proxy.options.update(settlement.message.options)
         if isinstance(decision, RetryAt):
             with suppress(Exception):
                 stock_logger.info("Retrying message %r in %d milliseconds.", job.id, decision.delay * 1000)
-        self._engine.settling.settle(begun, decision)
+        self._engine.settling.settle(run, decision)
         return leaves

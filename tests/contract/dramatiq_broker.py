@@ -22,7 +22,7 @@ from dramatiq.results.backends import RedisBackend
 from redis import Sentinel
 
 from ojs_bridge import Bridge
-from ojs_bridge.dramatiq import OJSRetries, holding, publishing
+from ojs_bridge.dramatiq import OJSRetries, brokers, keeping
 from ojs_bridge.dramatiq.on_redis import Acknowledgements
 from ojs_bridge.engine import heartbeat
 from tests import faults
@@ -121,7 +121,7 @@ def _bare_broker(settings: Settings) -> dramatiq.Broker:
 
 if VARIABLE in os.environ:
     settings = Settings.from_env()
-    holding.HELD_AT_MOST = publishing.HELD_AT_MOST = settings.longest_wait
+    keeping.KEPT_AT_MOST = brokers.OnRabbitMQ.kept_at_most = settings.longest_wait
     broker, _ = make_broker(settings)
     if UNACKNOWLEDGED in os.environ:
         for place, names in {

@@ -36,7 +36,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the pauses that Dramatiq and the bridge make in an outage."""
     monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.1)
     monkeypatch.setattr("dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS", 0.1)
-    monkeypatch.setattr(consumer, "HOLD_SECONDS", 0.1)
+    monkeypatch.setattr(consumer, "LATER_SECONDS", 0.1)
 
 
 @pytest.fixture(scope="module")

@@ -65,7 +65,7 @@ def test_an_interrupt_after_the_actor(
     runs: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(consumer, "HOLD_SECONDS", 0.1)
+    monkeypatch.setattr(consumer, "LATER_SECONDS", 0.1)
     fleet = Fleet(stub, unique, bridge)
     # The first actor puts OJSRetries in its place. A middleware before it hears of an outcome after it.
     actor, striking = fleet.actor(lambda n: None), Striking(times)

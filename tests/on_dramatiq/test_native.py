@@ -24,7 +24,7 @@ from dramatiq.results.backends import StubBackend
 from dramatiq.worker import WorkerThread
 
 from ojs_bridge import Bridge, DeadLetter, Discard, Retry, RetryPolicy, Snooze
-from ojs_bridge.dramatiq import OJSRetries, holding, install
+from ojs_bridge.dramatiq import OJSRetries, install, keeping
 from ojs_bridge.dramatiq.actors import options_as_policy
 from ojs_bridge.dramatiq.delivery import stock_logger
 from ojs_bridge.engine.layers import NativeJitter
@@ -563,7 +563,7 @@ def test_an_async_actor_is_retried(timing: Fleet) -> None:
 def test_a_time_limit_that_strikes_as_the_actor_ends_loses_nothing(
     limited: Fleet, outcome: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holding, "ARRIVAL_SECONDS", 30.0)
+    monkeypatch.setattr(keeping, "ARRIVAL_SECONDS", 30.0)
     strikes: list[threading.Timer] = []
 
     def run(n: int) -> None:

@@ -25,7 +25,7 @@ STRUCK = ("/ojs_bridge/", "/dramatiq/worker.py", "/dramatiq/broker.py")
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer, "HOLD_SECONDS", 0.05)
+    monkeypatch.setattr(consumer, "LATER_SECONDS", 0.05)
     monkeypatch.setattr(watch, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(watch, "GIVE_UP_SECONDS", 600.0)
     monkeypatch.setattr(heartbeat, "CLEAR_SECONDS", 0.1)

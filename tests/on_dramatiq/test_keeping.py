@@ -27,7 +27,7 @@ AWAY = 3.0
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the pauses that Dramatiq and the bridge make in an outage."""
     monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.1)
-    monkeypatch.setattr(consumer, "HOLD_SECONDS", 0.05)
+    monkeypatch.setattr(consumer, "LATER_SECONDS", 0.05)
     monkeypatch.setattr(storage_retry, "MOST", 0.2)
 
 
@@ -100,7 +100,7 @@ def test_an_outcome_that_neither_broker_nor_store_takes_is_held(
 def test_a_long_delay_travels_in_hops_that_rabbitmq_has_patience_for(
     limited: Limited, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(brokers.OnRabbitMQ, "held_at_most", 0.5)
+    monkeypatch.setattr(brokers.OnRabbitMQ, "kept_at_most", 0.5)
     fleet = Fleet(limited, unique, retry={**QUICK, "initial_interval": "PT2S"})
     delays: list[int] = []
     enqueue = limited.enqueue
