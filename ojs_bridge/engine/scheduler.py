@@ -99,6 +99,8 @@ class Scheduler:
     #: The frameworks whose broker takes no retry, and whether the store is away.
     _waiting: set[str] = field(default_factory=set)
     _is_away: bool = True
+    #: The chores that have failed. An outage of the store needs no line for each.
+    _undone: dict[str, BaseException] = field(default_factory=dict)
     _due: dict[Chore, float] = field(default_factory=dict)
 
     def start(self) -> None:
@@ -166,22 +168,21 @@ class Scheduler:
                 )
             except StoreError as error:
                 self._is_away = True
+                self._undone.clear()
                 self.outage.meet(error)
                 continue
             except (Exception, SystemExit) as error:  # noqa: BLE001 - after any error it is tried again
                 self._wait(framework, error)
                 continue
             is_more = is_more or published == BATCH
-            if self._is_away:
-                self._is_away = False
-                self.outage.over()
+            self._answers()
             if framework in self._waiting:
                 self._waiting.remove(framework)
                 logger.warning("parked retries of %s go on", framework)
         for chore, due in self._due.items():
             if time.monotonic() >= due:
                 self._due[chore] = time.monotonic() + chore.seconds
-                _do(chore, is_told=self._is_away)
+                self._do(chore)
         if not is_more:
             self._stop.wait(POLL_SECONDS)
         return True
@@ -191,6 +192,22 @@ class Scheduler:
             self._waiting.add(framework)
             logger.warning("parked retries of %s wait (%s: %s)", framework, type(error).__name__, error)
 
+    def _answers(self) -> None:
+        """Say that an outage of the store is over, and which chores failed though the store answers."""
+        if self._is_away:
+            self._is_away = False
+            self.outage.over()
+        for name, error in self._undone.items():
+            logger.warning("%s: not done this time: %s: %s", name, type(error).__name__, error)
+        self._undone.clear()
+
+    def _do(self, chore: Chore) -> None:
+        """Do a chore; never raises, and after any error the chore comes again in its time."""
+        try:
+            chore.do()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the log is told by the next round
+            self._undone[chore.name] = error
+
     def _sweep(self) -> None:
         with suppress(StoreError):
             while (
@@ -198,12 +215,3 @@ class Scheduler:
                 and self.reservations.expire_before(self.clock(), limit=SWEEP) == SWEEP
             ):
                 pass
-
-
-def _do(chore: Chore, *, is_told: bool) -> None:
-    """Do a chore; never raises. An outage of the store of which the log `is_told` needs no second line."""
-    try:
-        chore.do()
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - after any error it comes again in its time
-        if not (is_told and isinstance(error, StoreError)):
-            logger.warning("%s: not done this time: %s: %s", chore.name, type(error).__name__, error)
