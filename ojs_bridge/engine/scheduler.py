@@ -98,7 +98,7 @@ class Scheduler:
     _thread: threading.Thread | None = None
     #: The frameworks whose broker takes no retry, and whether the store is away.
     _waiting: set[str] = field(default_factory=set)
-    _is_away: bool = True
+    _is_away: bool = False
     #: The chores that have failed. An outage of the store needs no line for each.
     _undone: dict[str, BaseException] = field(default_factory=dict)
     _due: dict[Chore, float] = field(default_factory=dict)
@@ -108,6 +108,7 @@ class Scheduler:
         if self._thread is None:
             chores = (Chore("sweeping old reservations", SWEEP_SECONDS, self._sweep), *self.chores)
             self._due = dict.fromkeys(chores, time.monotonic())
+            self._is_away = self.outage.since is not None
             self._thread = keep_going("ojs-scheduler", self._round)
 
     def stop(self, seconds: float = 5.0) -> None:
@@ -175,7 +176,8 @@ class Scheduler:
                 self._wait(framework, error)
                 continue
             is_more = is_more or published == BATCH
-            self._answers()
+            if self._is_away or self._undone:
+                self._answers()
             if framework in self._waiting:
                 self._waiting.remove(framework)
                 logger.warning("parked retries of %s go on", framework)

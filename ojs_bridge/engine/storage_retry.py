@@ -169,7 +169,8 @@ class Outage:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._since: float | None = None
+        #: When it began, by the monotonic clock; None while there is none.
+        self.since: float | None = None
         self._said = False
         self._calm_from = 0.0
 
@@ -187,8 +188,8 @@ class Outage:
     def over(self) -> None:
         """Note that a try has succeeded."""
         with self._lock:
-            since, said = self._since, self._said
-            self._since, self._said = None, False
+            since, said = self.since, self._said
+            self.since, self._said = None, False
             if since is not None:
                 self._calm_from = time.monotonic() + CALM
         if said and since is not None:
@@ -198,7 +199,7 @@ class Outage:
         """Return for how many seconds the outage has lasted; the first thread tells the log."""
         now = time.monotonic()
         with self._lock:
-            since = self._since = now if self._since is None else self._since
+            since = self.since = now if self.since is None else self.since
             # A thread may meet the last error of an outage after another thread has found it over.
             first = not self._said and now >= self._calm_from
             self._said = self._said or first

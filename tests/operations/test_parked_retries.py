@@ -124,17 +124,23 @@ def test_no_error_of_a_chore_ends_the_scheduler(worker: Worker, monkeypatch: pyt
     eventually(lambda: worker.published, what="the retry was published")
 
 
-def test_the_log_names_a_chore_that_fails_unless_it_has_told_of_the_outage(
-    caplog: pytest.LogCaptureFixture,
+def test_the_log_names_a_chore_that_fails_though_the_store_answers(
+    worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """In an outage of the store, one line tells of all."""
+
     def broken() -> None:
         raise StoreError("the statement took too long")
 
-    chore = scheduler.Chore("prune", 60, broken)
-    scheduler._do(chore, is_told=True)
-    assert caplog.messages == []
-    scheduler._do(chore, is_told=False)
-    assert caplog.messages == ["prune: not done this time: StoreError: the statement took too long"]
+    engine, chore = worker.bridge.engine, scheduler.Chore("prune", 60, broken)
+    assert engine.store is not None
+    at_work = scheduler.Scheduler(
+        engine.store, engine.context.publishers, engine.now, engine.give_up, [chore]
+    )
+    at_work.start()
+    told = "prune: not done this time: StoreError: the statement took too long"
+    eventually(lambda: caplog.messages == [told], what=told)
+    at_work.stop()
 
 
 def test_one_that_is_run_now_is_published_once(worker: Worker) -> None:
