@@ -385,11 +385,10 @@ class ActorRun:
             case Run() if exception is None:
                 return self._engine.judge(admission, None)
             case Run():
-                options = self._broker.get_actor(self._proxy.actor_name).options
-                errors, retries = admission.task.errors, admission.task.layers.retries
+                task, options = admission.task, self._broker.get_actor(self._proxy.actor_name).options
                 if type(exception) is HandlerFailed and exception.itself is not None:
                     exception = exception.itself
-                came_to = outcome(self._proxy, options, exception, errors, retries)
+                came_to = outcome(self._proxy, options, exception, task.errors, task.layers.retries)
                 return self._engine.judge(admission, came_to)
 
     def message(self, onward: Onward | None) -> Outgoing:

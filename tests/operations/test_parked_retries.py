@@ -135,7 +135,8 @@ def test_the_log_names_a_chore_that_fails_though_the_store_answers(
     engine, chore = worker.bridge.engine, scheduler.Chore("prune", 60, broken)
     assert engine.store is not None
     at_work = scheduler.Scheduler(
-        engine.store, engine.context.publishers, engine.now, engine.give_up, [chore]
+        *(engine.store.parked, engine.store.reservations, engine.context.publishers),
+        *(engine.now, engine.give_up, [chore]),
     )
     at_work.start()
     told = "prune: not done this time: StoreError: the statement took too long"
