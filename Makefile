@@ -5,7 +5,7 @@ FLOOR_PYTHON ?= $(shell scripts/python oldest)
 # bridge decides, or break the store and the broker around it.
 ONE_VERSION = canary canary_sides canvas_faults caveats faults hand_offs handoff hostile live_attempts odd_wishes \
 	outages rollout successes typing waking zombies
-ONE_VERSION_OF_THE_CONTRACT = dead_queues holding parked rates
+ONE_VERSION_OF_THE_CONTRACT = dead_queues keeping parked rates
 ADAPTERS_TESTS = $(filter-out $(ONE_VERSION:%=\%/test_%.py) $(ONE_VERSION_OF_THE_CONTRACT:%=tests/contract/test_%.py),\
 	$(wildcard tests/contract/test_*.py tests/on_*/test_*.py))
 # For two cores: with so many processes no core is idle. By file, since a file's tests share fleets;

@@ -65,7 +65,7 @@ STEPS_OF = {
         "dramatiq.run:ActorRun._begin",
         "dramatiq.run:ActorRun.__init__",
         "dramatiq.actors:Actors.of_message",
-        "dramatiq.run:ActorRun._begun",
+        "dramatiq.run:ActorRun._admission",
         "dramatiq.run:ActorRun._ask",
         "dramatiq.run:bare_job",
         "dramatiq.run:max_age",
