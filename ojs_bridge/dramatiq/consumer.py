@@ -84,6 +84,10 @@ class SettlingConsumer(Consumer):
                 else:
                     settle(message, acknowledge)
                 return
+            if lot.pending() < compat.redis_prefetch(self._inner):
+                # Its thread is free: what only waits for its acknowledgement keeps no other message away.
+                forget(self._inner, message)
+                self._wake.freed(self._inner)
             try:
                 lot.send(message, acknowledged)
             except (*redis_errors(), MemoryError, RecursionError) as error:  # type: ignore[misc]

@@ -124,6 +124,10 @@ class Acknowledgements:
         self._waiting: dict[str, tuple[MessageProxy, Heard]] = {}
         self._settling, self._sending = threading.RLock(), threading.RLock()
 
+    def pending(self) -> int:
+        """Return how many messages have ended, and are not acknowledged yet."""
+        return len(self._ended) + len(self._waiting)
+
     def send(self, message: MessageProxy, heard: Heard) -> None:
         """Acknowledge a message, or have another thread do it; `heard` gets it afterwards.
 
