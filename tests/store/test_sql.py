@@ -248,6 +248,18 @@ def test_what_no_index_can_hold_is_the_letters_own_fault(postgres_url: str) -> N
     assert reserve(store).grant is Grant.TAKEN
 
 
+@pytest.mark.parametrize("encoding", ["utf8", "latin1"])
+def test_a_run_is_found_again_whatever_encoding_the_url_chooses(postgres_url: str, encoding: str) -> None:
+    """One statement writes its key in libpq's way, and others in psycopg's."""
+    store = open_store(f"{postgres_url}&client_encoding={encoding}")
+    assert reserve(store, key="caf\xe9").grant is Grant.TAKEN
+    known = over(key="caf\xe9").reservation
+    assert store.reservations.extend([known], holder="w-1", until=after(60)) == []
+    with closing(open_store(postgres_url)) as other:
+        assert reserve(other, key="caf\xe9", holder="w-2").grant is Grant.HELD
+    assert store.reservations.settle(over(key="caf\xe9"))
+
+
 def test_a_reservation_is_written_by_the_driver_alone(sql_url: str) -> None:
     """SQLAlchemy would take most of the time."""
     store, asked = open_store(sql_url), list[str]()

@@ -33,6 +33,8 @@ class InTime(Connection[Any]):
         super().__init__(*args, **options)
         #: The statements that `write` has prepared, by their texts: their names on the server.
         self._written: dict[bytes, bytes] = {}
+        #: What the store's URL may have chosen: all else that is sent is written in it.
+        self._encoding = self.info.encoding
 
     def wait(self, gen: Any, *_: Any, **__: Any) -> Any:
         """Return the server's answer; raises OperationalError."""
@@ -58,7 +60,7 @@ class InTime(Connection[Any]):
 
     def _writing(self, statement: str, row: Mapping[str, Any]) -> Generator[int, int, bool | None]:
         text, columns = _numbered(statement)
-        values = [str(row[column]).encode() for column in columns]
+        values = [str(row[column]).encode(self._encoding) for column in columns]
         if self.prepare_threshold is None:
             self.pgconn.send_query_params(text, values)
         else:
