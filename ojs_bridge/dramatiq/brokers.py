@@ -436,7 +436,12 @@ def kind_of(broker: Broker) -> AnyBroker:
     """Return the object of a broker's kind, made once. No other place asks for the kind."""
     kind: AnyBroker | None = vars(broker).get(KIND)
     if kind is None:
-        known = {"RedisBroker": OnRedis, "RabbitmqBroker": OnRabbitMQ, "StubBroker": InMemory}
-        own = (cls.__name__ for cls in type(broker).__mro__ if cls.__module__.startswith("dramatiq.brokers."))
-        kind = vars(broker).setdefault(KIND, known.get(next(own, ""), AnyBroker)(broker))
+        known: dict[tuple[str, str], type[AnyBroker]] = {
+            (compat.REDIS, "RedisBroker"): OnRedis,
+            (compat.RABBITMQ, "RabbitmqBroker"): OnRabbitMQ,
+            (compat.STUB, "StubBroker"): InMemory,
+        }
+        places = ((cls.__module__, cls.__name__) for cls in type(broker).__mro__)
+        found = next((known[place] for place in places if place in known), AnyBroker)
+        kind = vars(broker).setdefault(KIND, found(broker))
     return kind

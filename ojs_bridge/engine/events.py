@@ -137,8 +137,9 @@ def _ended(
 
 def replayed(job: Job, at: datetime, rule: str = "") -> Event:
     """Return the event of a replay: an operator's `retried`, or a rule's `replayed`."""
-    what, by = ("replayed", {"rule": rule}) if rule else ("retried", {})
-    return _event(f"dead_letter.{what}", job, at, replay_count=job.replay_count, **by)
+    if rule:
+        return _event("dead_letter.replayed", job, at, replay_count=job.replay_count, rule=rule)
+    return _event("dead_letter.retried", job, at, replay_count=job.replay_count)
 
 
 def deleted(job: Job, at: datetime) -> Event:

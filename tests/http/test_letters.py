@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_type_hints
 from urllib.parse import quote
 
 import httpx
@@ -16,6 +16,7 @@ from ojs_bridge import Bridge
 from ojs_bridge.celery import install as install_in_celery
 from ojs_bridge.dramatiq import install as install_in_dramatiq
 from ojs_bridge.errors import Unreachable
+from ojs_bridge.http import shapes
 from ojs_bridge.http.app import guarded
 from ojs_bridge.operations.dead_letters import DeadLetters
 from ojs_bridge.rules.failures import MAX_MESSAGE, cut
@@ -24,13 +25,24 @@ from tests.conftest import store_url
 from tests.http.doors import API, LETTERS, OWN, RETRIES, House, client_at, house, listening, unlimited
 from tests.operations.test_operating import celery_message
 from tests.servers.ports import free_port
-from tests.store.test_store import entry
+from tests.store.test_parked import parked
+from tests.store.test_store import entry, letter
 
 
 @pytest.fixture
 def door(tmp_path: Any) -> House:
     """A door to an empty SQLite store."""
     return house(f"sqlite:///{tmp_path}/ojs.db")
+
+
+def test_the_shapes_have_each_field_that_is_shown() -> None:
+    """The OpenAPI document allows other fields, and would not tell of one that a shape lacks."""
+    for shown, shape in ((letter().to_ojs(), shapes.Letter), (parked().to_ojs(), shapes.Parked)):
+        told = get_type_hints(shape)
+        assert told.keys() == shown.keys(), f"fields of {shape.__name__} in ojs_bridge/http/shapes.py"
+        told = get_type_hints(told["metadata"])
+        # No class has an attribute such as `ojs.replay_count`.
+        assert told.keys() == {name for name in shown["metadata"] if name.isidentifier()}, shape.__name__
 
 
 def refused(answer: Any, status: int, code: str) -> dict[str, Any]:
