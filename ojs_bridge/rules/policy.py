@@ -321,7 +321,8 @@ def fields_of(partial: object) -> dict[str, Any]:
         return {name: getattr(partial, name) for name in partial.model_fields_set}
     if isinstance(partial, Mapping):
         if len(partial) > MAX_FIELDS:
-            raise InvalidRetryPolicy([f"{_show(partial)}: has {len(partial):,} fields; a retry policy has 8"])
+            found, known = len(partial), len(RetryPolicy.model_fields)
+            raise InvalidRetryPolicy([f"{_show(partial)}: has {found:,} fields; a retry policy has {known}"])
         bad = [name for name in partial if not (isinstance(name, str) and name.isascii())]
         if bad:
             raise InvalidRetryPolicy([f"{_show(name)}: is not a field of a retry policy" for name in bad])

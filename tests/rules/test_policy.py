@@ -17,7 +17,7 @@ from ojs_bridge.errors import InvalidRetryPolicy, NotExpressible
 from ojs_bridge.rules.backoff import Intervals, Jitter
 from ojs_bridge.rules.failures import Failure
 from ojs_bridge.rules.notations import format_duration
-from ojs_bridge.rules.policy import LARGEST, RetryPolicy
+from ojs_bridge.rules.policy import LARGEST, PolicyFields, RetryPolicy
 
 SCHEMA = json.loads(Path(__file__).with_name("data").joinpath("retry-policy.schema.json").read_text())
 DEFAULT = {
@@ -383,7 +383,12 @@ def test_the_schema_is_the_specs_and_a_strategy() -> None:
         "default": "exponential",
         "description": "How the delay grows over successive retries.",
     }
-    assert ours == SCHEMA
+    assert ours == SCHEMA, "take out each other word that the specification does not have, as above"
+
+
+def test_a_type_checker_knows_each_word() -> None:
+    """`PolicyFields` is what it reads of a partial policy in a user's code."""
+    assert PolicyFields.__annotations__.keys() == RetryPolicy.model_fields.keys()
 
 
 durations = st.timedeltas(timedelta(0), timedelta(days=9999)).map(format_duration)
