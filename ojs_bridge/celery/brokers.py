@@ -5,7 +5,6 @@ A Celery message is published again as it came; until it is due, it waits at the
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import struct
@@ -29,6 +28,7 @@ from ..bridge import Bridge
 from ..engine.engine import Engine
 from ..engine.reservations import UNTOLD, Reservations
 from ..engine.runs import Backlog, Override
+from ..engine.threads import cached
 from ..errors import Unpublishable, Unreachable, Unroutable
 from ..messages import CREATED, HEADER
 from ..rules.job import Header, Job, count_of, decoded
@@ -106,7 +106,7 @@ class Broker:
         #: After how many seconds, as kombu reads it, an unacknowledged message is delivered again.
         self.visibility_timeout = float(self._options.get("visibility_timeout", _VISIBILITY_TIMEOUT))
 
-    @functools.cached_property
+    @cached
     def unreachable(self) -> tuple[type[Exception], ...]:
         """The errors of publishing while the broker is out of reach."""
         recoverable = self.app.connection_for_write().recoverable_connection_errors

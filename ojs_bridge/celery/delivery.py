@@ -24,6 +24,7 @@ from ..engine.engine import Engine
 from ..engine.reservations import TakenOver
 from ..engine.runs import Drop, Lost, Onward, Postpone, Refuse, Run, Settlement
 from ..engine.storage_retry import is_of_process
+from ..engine.threads import cached
 from ..errors import InvalidState, StoreError
 from ..messages import HEADER
 from ..rules.decision import Complete, Decision, RetryAt
@@ -83,7 +84,7 @@ class Delivery:
         """The errors of a store or a broker that is out of reach."""
         return (StoreError, *self.own.broker.unreachable)
 
-    @functools.cached_property
+    @cached
     def wire(self) -> Wire:
         """The message; an eagerly applied task gets the one that it would have had."""
         app, request = self.task.app, self.request

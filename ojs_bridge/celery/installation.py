@@ -22,6 +22,7 @@ from ..bridge import Bridge
 from ..config.policies import MISNAMED, Installed, Policies
 from ..config.settings import the_retry
 from ..engine.layers import Layers, TaskPolicy
+from ..engine.threads import cached
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..messages import CREATED, HEADER, RETRY_OPTION
 from ..rules.failures import TIMEOUT, WORKER_DEATH, Mapped
@@ -83,12 +84,12 @@ class Installation:
     #: The requests that run in threads or greenlets of this process, each with what tells that it has ended.
     running: dict[Any, Any] = field(default_factory=dict)
 
-    @functools.cached_property
+    @cached
     def broker(self) -> Broker:
         """The broker that the app writes to."""
         return _broker_of(self.app, self.app.connection_for_write())
 
-    @functools.cached_property
+    @cached
     def source(self) -> Broker:
         """The broker that the app's workers read from; mostly it is the same."""
         conf = self.app.conf

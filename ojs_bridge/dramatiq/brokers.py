@@ -25,6 +25,7 @@ from ..adapters.private_names import numbers_of
 from ..bridge import Bridge
 from ..engine.reservations import UNTOLD, Reservations
 from ..engine.runs import Backlog
+from ..engine.threads import cached
 from ..rules.job import Job
 from ..rules.notations import spoken
 from . import compat, on_redis
@@ -96,7 +97,7 @@ class AnyBroker:
         #: What this process has taken from Redis, and not settled; nothing on another broker.
         self.hands = Hands()
 
-    @functools.cached_property
+    @cached
     def outages(self) -> tuple[type[Exception], ...]:
         """The errors of a broker that cannot be reached, or takes no more."""
         return outages()

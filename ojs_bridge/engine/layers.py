@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -16,6 +16,7 @@ from ..rules.backoff import CustomJitter, Rng
 from ..rules.failures import ANSWERS, ErrorMap
 from ..rules.notations import read_duration
 from ..rules.policy import AnyPartial, RetryPolicy, fields_of, known_words
+from .threads import cached
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -208,7 +209,7 @@ class Layers:
             return ASKED if self.owner(ATTEMPTS) is None else EVERY_FAILURE
         return self.retry_on
 
-    @cached_property
+    @cached
     def _said(self) -> dict[str, frozenset[str]]:
         """The fields that each owner has set, the last owner first."""
         return {
@@ -218,7 +219,7 @@ class Layers:
             "app": frozenset(fields_of(self.app)),
         }
 
-    @cached_property
+    @cached
     def _numbers(self) -> frozenset[str]:
         """The fields by which owners say when a job runs.
 

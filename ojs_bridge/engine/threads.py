@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
@@ -9,9 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Any, TypeAlias
+from contextlib import nullcontext, suppress
+from typing import Any, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
+
+T = TypeVar("T")
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -39,6 +42,17 @@ class BetweenForks:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         _all[next(_made)] = self
+
+
+class cached(functools.cached_property[T]):  # noqa: N801 - a decorator, as Python's own
+    """A `cached_property` as it is from Python 3.12 on, without a lock: two threads may both make the value.
+
+    Before, all objects of a class share the lock. A child that was forked meanwhile would wait for ever.
+    """
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        super().__init__(make)
+        self.lock = nullcontext()
 
 
 #: Its lock is held to start a thread.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
+import pkgutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import ojs_bridge
 from ojs_bridge import Bridge, Event
 from ojs_bridge.adapters.presence import Presence
 from ojs_bridge.engine import threads
@@ -205,3 +209,59 @@ def test_a_listener_that_exits_keeps_no_other_from_hearing(tmp_path: Path) -> No
         bridge.engine.context.events.emit([event])
     eventually(lambda: heard == events)
     bridge.stop()
+
+
+class Slow:
+    """Has a value that takes a while to make."""
+
+    def __init__(self, begun: threading.Event, goes_on: threading.Event) -> None:
+        self.begun, self.goes_on = begun, goes_on
+
+    @threads.cached
+    def value(self) -> int:
+        self.begun.set()
+        self.goes_on.wait()
+        return 7
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_child_waits_for_no_value_that_another_thread_makes_as_the_process_forks() -> None:
+    begun, goes_on, at_once = threading.Event(), threading.Event(), threading.Event()
+    at_once.set()
+    made = list[int]()
+    slow = Slow(begun, goes_on)
+    thread = threading.Thread(target=lambda: made.append(slow.value))
+    thread.start()
+    begun.wait()
+    child = os.fork()
+    if not child:
+        os._exit(Slow(begun, at_once).value)
+    ended = list[tuple[int, int]]()
+    try:
+        eventually(
+            lambda: ended.append(os.waitpid(child, os.WNOHANG)) or ended[-1][0], what="the child's end"
+        )
+        assert os.waitstatus_to_exitcode(ended[-1][1]) == 7
+    finally:
+        if not ended[-1][0]:
+            os.kill(child, 9)
+        goes_on.set()
+        thread.join()
+    assert made == [slow.value] == [7]
+
+
+def test_what_workers_run_has_no_value_with_a_lock() -> None:
+    """The command line and the plan fork no process."""
+    rooms = [f"ojs_bridge.{room}." for room in ("rules", "store", "engine", "adapters", "celery", "dramatiq")]
+    found = pkgutil.walk_packages(ojs_bridge.__path__, "ojs_bridge.")
+    names = [each.name for each in found if each.name.startswith(tuple(rooms))]
+    assert len(names) > 50
+    locked = [
+        f"{name}:{owner.__name__}.{attribute}"
+        for name in names
+        for owner in vars(pkgutil.resolve_name(name)).values()
+        if isinstance(owner, type) and owner.__module__ == name
+        for attribute, value in vars(owner).items()
+        if isinstance(value, functools.cached_property) and not isinstance(value, threads.cached)
+    ]
+    assert locked == []

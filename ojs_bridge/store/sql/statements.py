@@ -6,7 +6,6 @@ import glob
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import sqlalchemy as sa
@@ -58,6 +57,7 @@ class Upsert:
     ) -> None:
         self._table, self._replaced, self._changes, self._where = table, replaced, changes, where
         self._may_be_lost = may_be_lost
+        self._from_json: sa.Insert | None = None
         #: The statement for each kind of database.
         self.statements = {name: self._on_conflict(insert(table)) for name, insert in INSERTS.items()}
 
@@ -77,9 +77,11 @@ class Upsert:
             return self.all(connection, rows)
         # An escaped letter would need a database in UTF-8.
         text = json.dumps(rows, ensure_ascii=False)
-        return connection.execute(self._of_json, {"rows": text}).rowcount == len(rows)
+        # Not a `cached_property`: before Python 3.12 a child could inherit its lock from another thread.
+        if self._from_json is None:
+            self._from_json = self._of_json()
+        return connection.execute(self._from_json, {"rows": text}).rowcount == len(rows)
 
-    @cached_property
     def _of_json(self) -> sa.Insert:
         """PostgreSQL's statement for rows in one JSON text, which the client writes faster than arrays."""
         text = sa.cast(sa.bindparam("rows", type_=sa.Text), sa.JSON)
