@@ -198,8 +198,12 @@ class RequestKeeping(bootsteps.StartStopStep):  # type: ignore[misc]
         return True
 
     def _is_over(self) -> bool:
+        is_quiet = not self._waiting and time.monotonic() - self._kept_at >= QUIET
+        # What waited may be gone with the worker's connection, while the store is still away.
+        if not is_quiet or not (is_stopping() or attach(self._consumer.app).engine.store_answers()):
+            return False
         with self._lock:
-            if self._waiting or time.monotonic() - self._kept_at < QUIET:
+            if self._waiting:
                 return False
             self._thread = None
         if not is_stopping():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import celery
 import pytest
 
 from ojs_bridge.celery.ends import Keep, Kept, Unsettled, portable
+from ojs_bridge.celery.keeping import QUIET
 from ojs_bridge.celery.wire import Wire
 from ojs_bridge.rules.decision import DeadLettered
 from ojs_bridge.rules.failures import Failure
@@ -18,7 +20,7 @@ from tests.servers import RabbitMQ, eventually
 
 #: RabbitMQ drops a message after so many deliveries; Celery before 5.5 has no queues that count.
 DELIVERIES = 5 if celery.VERSION >= (5, 5) else None
-BEGINS = "jobs and retries wait for the store or the broker"
+BEGINS, ENDS = "jobs and retries wait for the store or the broker", "jobs and retries go on"
 
 
 def test_a_worker_that_was_cut_off_gives_back_once_what_waits_in_it(separate, tmp_path: Path) -> None:
@@ -38,6 +40,28 @@ def test_a_worker_that_was_cut_off_gives_back_once_what_waits_in_it(separate, tm
         (tmp_path / "later").mkdir()
         assert [fleet.end(job) for job in jobs] == ["SUCCESS"] * len(jobs)
         assert [len(fleet.runs(job)) for job in jobs] == [1] * len(jobs)
+
+
+def test_a_store_that_is_away_is_not_there_again_because_the_broker_is_away_too(
+    separate, tmp_path: Path
+) -> None:
+    """With its connection a worker loses what waits in it."""
+    with RabbitMQ() as server:
+        fleet = separate(broker=server.url, store=f"sqlite:///{tmp_path}/later/ojs.db", insist=1)
+        worker = fleet.start("-c", "1")
+        worker.await_ready()
+        job = fleet.send("act", "ok")
+        eventually(lambda: f"[{job.id}] received" in worker.log, seconds=30, what="the delivery")
+        server.await_declared(fleet.settings.queue)
+        time.sleep(2)  # its child has asked the store meanwhile
+        server.kill()
+        time.sleep(QUIET + 5)
+        assert (worker.log.count(BEGINS), worker.log.count(ENDS)) == (1, 0)
+        server.start()
+        (tmp_path / "later").mkdir()
+        assert fleet.end(job) == "SUCCESS"
+        eventually(lambda: ENDS in worker.log, seconds=30, what="the word of its end")
+        assert (worker.log.count(BEGINS), worker.log.count(ENDS)) == (1, 1)
 
 
 @pytest.mark.parametrize("end", [raises(OSError, "down"), retries()])
