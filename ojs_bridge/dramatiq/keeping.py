@@ -11,6 +11,7 @@ end, the store knows of the stop.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -153,6 +154,17 @@ def _let_arrive() -> None:
         return
 
 
+def orphanhood() -> Callable[[], bool]:
+    """Return what tells whether the main process of Dramatiq's command line has died since.
+
+    From Python 3.14 on a fork server is this process's parent, and outlives the main process. A forked
+    process may not learn of the death by its pipe, because its younger siblings hold that open.
+    """
+    main = multiprocessing.parent_process()
+    parent = os.getppid()
+    return lambda: main is not None and (os.getppid() != parent or not main.is_alive())
+
+
 class Stops:
     """Hears the signals of a worker process in the place of Dramatiq's handlers, and calls them.
 
@@ -174,7 +186,9 @@ class Stops:
         if signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL:
             signal.signal(signal.SIGQUIT, self._quit)
         if heart := self._reservations.heart:
-            heart.note_stop(lambda: self._told > 0)
+            is_orphan = orphanhood()
+            # An orphan ends because its main process was killed. If it is killed, too, that is no stop.
+            heart.note_stop(lambda: self._told > 0 and not is_orphan())
 
     def _stop(self, handler: Handler, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()

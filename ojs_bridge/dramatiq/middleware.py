@@ -156,7 +156,7 @@ class OJSRetries(Retries):
 
     def after_worker_boot(self, broker: Broker, worker: Any) -> None:
         """Begin to look after the worker's threads."""
-        self._watches[worker] = Watch(worker, self._left)
+        self._watches[worker] = Watch(worker, self._left, self.bridge.engine.reservations.give_back)
 
     def before_worker_shutdown(self, broker: Broker, worker: Any) -> None:
         """Begin no more jobs, and fetch none: a job that is given back now would come straight back."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ..engine.threads import keep_going
@@ -22,6 +23,7 @@ from .compat import (
     worker_timeout,
 )
 from .delivery import Exit, delivery_of
+from .keeping import GIVE_BACK_SECONDS, orphanhood
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -40,14 +42,14 @@ STATUS = os.EX_TEMPFAIL
 class Watch:
     """Watches over the threads of one worker, from its boot to its shutdown."""
 
-    def __init__(self, worker: Any, left: list[Any]) -> None:
+    def __init__(self, worker: Any, left: list[Any], give_back: Callable[[], object]) -> None:
         self._worker = worker
         #: The messages that threads have left unsettled, since an error came between.
         self._left = left
         #: The threads that rested at the last look, though their last messages were not settled.
         self._resting: dict[Any, Any] = {}
         self._stopped = threading.Event()
-        self._parent = _parent()
+        self._give_back, self._is_orphan = give_back, orphanhood()
         self._first_death = self._last_death = -STEADY_SECONDS
         #: What the last look found not started: Dramatiq puts a thread in its place before it starts it.
         self._unstarted: set[threading.Thread] = set()
@@ -64,7 +66,7 @@ class Watch:
         if self._stopped.wait(LOOK_SECONDS):
             return False
         if self._is_orphan():
-            _end()
+            _end(self._give_back)
             return False
         self._look()
         before, self._resting = self._resting, dict(filter(None, map(_resting, worker_threads(self._worker))))
@@ -72,15 +74,6 @@ class Watch:
         while self._left:
             _end_message(self._left.pop(), consumer_threads(self._worker))
         return True
-
-    def _is_orphan(self) -> bool:
-        """Return whether the main process of Dramatiq's command line has died.
-
-        From Python 3.14 on a fork server is this process's parent, and outlives the main process. A forked
-        process may not learn of the death by its pipe, because its younger siblings hold that open.
-        """
-        main = multiprocessing.parent_process()
-        return _parent() != self._parent or (main is not None and not main.is_alive())
 
     def _look(self) -> None:
         unstarted: set[threading.Thread] = set()
@@ -165,22 +158,27 @@ def _end_message(message: Any, consumers: Any) -> bool:
     return True
 
 
-def _parent() -> int | None:
-    """Return the id of the parent of a process that Dramatiq's command line has started."""
-    return os.getppid() if multiprocessing.parent_process() else None
-
-
-def _end() -> None:
+def _end(give_back: Callable[[], object]) -> None:
+    """End an orphan in good order, or give back what it runs, and end it."""
     # The main process read the pipe that Dramatiq logs to. When the pipe is full, each thread that logs waits
     # for ever, and the process keeps its messages, because its heartbeat goes on. So this is no log line.
     with suppress(OSError):
         os.write(2, b"ojs-bridge: the main process of this Dramatiq worker has died, and the worker ends\n")
-    late = threading.Timer(ORPHAN_SECONDS, os._exit, (STATUS,))
-    late.daemon = True
-    try:
-        late.start()
-    except RuntimeError:
+
+    def leave() -> None:
+        give_back()
         os._exit(STATUS)
+
+    at_last = partial(os._exit, STATUS)
+    for late in (
+        threading.Timer(ORPHAN_SECONDS, leave),
+        threading.Timer(ORPHAN_SECONDS + GIVE_BACK_SECONDS, at_last),
+    ):
+        late.daemon = True
+        try:
+            late.start()
+        except RuntimeError:
+            os._exit(STATUS)
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -20,7 +20,7 @@ import pytest
 from tests.contract.conftest import SERVED
 from tests.contract.fleet import Fleet, Worker, attempts, await_runs, end
 from tests.contract.notes import client
-from tests.contract.steps import KEEP, dies, waits_for
+from tests.contract.steps import KEEP, dies, sleeps, waits_for
 from tests.servers import eventually
 
 Made = Callable[..., Fleet]
@@ -123,6 +123,20 @@ def test_an_orphaned_process_that_ends_before_its_job_uses_no_attempt(made: Made
     fleet.start(1).await_ready()
     assert end(fleet, job).type == "job.completed"
     assert attempts(fleet, job) == [1, 1]
+
+
+@pytest.mark.requirement("RET-01")
+def test_an_orphaned_process_that_its_job_kills_has_used_an_attempt(made: Made) -> None:
+    """No process manager has told it to stop: its main process was killed, and then a job killed it."""
+    fleet = made("dramatiq-rabbitmq", reservation="PT3S")
+    fleet.start(1).await_ready()
+    job = fleet.send("act", sleeps(3, dies()), policy=ONCE)
+    await_runs(fleet, job)
+    tell(fleet.worker, [("main", signal.SIGKILL)])
+    eventually(lambda: "has died, and the worker ends" in fleet.worker.log, what="the word of the orphan")
+    fleet.start(1).await_ready()
+    assert end(fleet, job).type == "job.discarded"
+    assert attempts(fleet, job) == [1]
 
 
 @pytest.mark.skipif(version("celery") < "5.5", reason="Celery 5.5 brought soft shutdowns")
