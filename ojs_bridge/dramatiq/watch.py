@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -158,10 +159,27 @@ def _end_message(message: Any, consumers: Any) -> bool:
     return True
 
 
+def _empty_log() -> None:
+    """Read the pipe that Dramatiq logs to, as the main process did; never raises.
+
+    When it is full, each thread that logs waits for ever: a run that has failed would not be judged, and
+    would be taken for one that goes on. Where a pipe cannot be opened like that, this does nothing.
+    """
+    with suppress(Exception):
+        log = os.open(f"/proc/self/fd/{sys.stderr.fileno()}", os.O_RDONLY | os.O_NONBLOCK)
+        while stat.S_ISFIFO(os.fstat(log).st_mode):
+            try:
+                os.read(log, 1 << 16)
+            except BlockingIOError:
+                # A greenlet must not wait for a pipe.
+                time.sleep(0.05)
+
+
 def _end(give_back: Callable[[], object]) -> None:
     """End an orphan in good order, or give back what it runs, and end it."""
-    # The main process read the pipe that Dramatiq logs to. When the pipe is full, each thread that logs waits
-    # for ever, and the process keeps its messages, because its heartbeat goes on. So this is no log line.
+    with suppress(RuntimeError):
+        threading.Thread(target=_empty_log, name="ojs-log", daemon=True).start()
+    # Nobody reads the log of an orphan: this line goes to the error stream itself.
     with suppress(OSError):
         os.write(2, b"ojs-bridge: the main process of this Dramatiq worker has died, and the worker ends\n")
 

@@ -20,7 +20,7 @@ import pytest
 from tests.contract.conftest import SERVED
 from tests.contract.fleet import Fleet, Worker, attempts, await_runs, end
 from tests.contract.notes import client
-from tests.contract.steps import KEEP, dies, sleeps, waits_for
+from tests.contract.steps import KEEP, dies, raises, sleeps, waits_for
 from tests.servers import eventually
 
 Made = Callable[..., Fleet]
@@ -137,6 +137,19 @@ def test_an_orphaned_process_that_its_job_kills_has_used_an_attempt(made: Made) 
     fleet.start(1).await_ready()
     assert end(fleet, job).type == "job.discarded"
     assert attempts(fleet, job) == [1]
+
+
+@pytest.mark.requirement("RET-01")
+@pytest.mark.parametrize("kind", ["dramatiq-valkey", "dramatiq-rabbitmq"])
+def test_a_run_that_fails_in_an_orphaned_process_has_used_its_attempt(made: Made, kind: str) -> None:
+    """Dramatiq logs the failure first, in a pipe that its main process does not read any more."""
+    fleet = made(kind, visibility=5, reservation="PT3S")
+    fleet.start(1).await_ready()
+    job = fleet.send("act", sleeps(3, raises(OSError, "x" * 200_000)), policy=ONCE)
+    await_runs(fleet, job)
+    tell(fleet.worker, [("main", signal.SIGKILL)])
+    assert end(fleet, job).type == "job.discarded"
+    assert (attempts(fleet, job), fleet.types(job).count("job.snoozed")) == ([1], 0)
 
 
 @pytest.mark.skipif(version("celery") < "5.5", reason="Celery 5.5 brought soft shutdowns")
