@@ -167,7 +167,8 @@ def _empty_log() -> None:
     """
     with suppress(Exception):
         log = os.open(f"/proc/self/fd/{sys.stderr.fileno()}", os.O_RDONLY | os.O_NONBLOCK)
-        while stat.S_ISFIFO(os.fstat(log).st_mode):
+        # The error stream itself may be a pipe, too, which the fleet's supervisor reads.
+        while stat.S_ISFIFO(os.fstat(log).st_mode) and not os.path.sameopenfile(log, 2):
             try:
                 os.read(log, 1 << 16)
             except BlockingIOError:
