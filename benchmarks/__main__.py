@@ -46,10 +46,10 @@ def main() -> None:
             group = GROUPS[key]
             sides = [side for side in group.sides if side in (asked.sides or group.sides)]
             measured = _measured(bench, group, sides, asked.rounds, asked.share)
-            table, lines = group.table, list(lines_of(group, measured))
-            print("\n".join([*table.head, *lines]), flush=True)
-            if asked.write:
-                PAGE.write_text(refreshed(PAGE.read_text("utf-8"), table, lines), "utf-8")
+            for table, lines in lines_of(group, measured):
+                print("\n".join([*table.head, *lines]), flush=True)
+                if asked.write:
+                    PAGE.write_text(refreshed(PAGE.read_text("utf-8"), table, lines), "utf-8")
 
 
 def _measured(bench: Bench, group: Group, sides: list[str], rounds: int, share: float) -> dict[str, Measured]:

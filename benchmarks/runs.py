@@ -8,11 +8,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import psycopg
 import redis
 
 from benchmarks.calls import counted, tree
@@ -33,6 +34,9 @@ from tests.servers import Postgres, RabbitMQ, Valkey
 
 #: Jobs before the measured ones; another number than of any row, for a stock's jobs run once under a store.
 WARM = 204
+#: What PostgreSQL has written: the transactions, without those that only read, and the bytes of its log. Its
+#: own count of commits comes ten seconds late.
+_WRITTEN = "SELECT txid_snapshot_xmax(txid_current_snapshot()), pg_current_wal_insert_lsn() - '0/0'"
 #: Seconds that a run may take; that an idle worker is left alone before it is watched, and is watched.
 LONGEST, CALM, IDLE = 300, 5, 10
 
@@ -41,7 +45,8 @@ LONGEST, CALM, IDLE = 300, 5, 10
 class Result:
     """What a worker used for so many jobs, or in so many idle seconds.
 
-    `calls` to the system are None where they were not counted.
+    `calls` to the system are None where they were not counted. A store on PostgreSQL has written so many
+    `commits`, and so many bytes of `log`.
     """
 
     amount: float
@@ -49,6 +54,8 @@ class Result:
     cpu: float
     switches: int
     trips: int
+    commits: int
+    log: int
     calls: int | None = None
 
 
@@ -86,6 +93,7 @@ class Bench:
         self, valkey: Valkey, postgres: Postgres, rabbitmq: RabbitMQ | None, distance: Distance
     ) -> None:
         self._postgres, self._distance = postgres, distance
+        self._session = psycopg.connect(postgres.url.replace("+psycopg", ""), autocommit=True)
         self._server, self._rabbitmq = valkey.url.removesuffix("/0"), rabbitmq.url if rabbitmq else ""
         self._fleets: dict[tuple[str, bool], Fleet] = {
             ("celery", False): OnCelery(self._server),
@@ -103,11 +111,15 @@ class Bench:
             if isinstance(fleet, OnRabbitMQ):
                 fleet.forget(side)
             with _worker(fleet, side, Path(temporary)) as worker:
-                run = _Run(fleet, side, worker, self._distance if load.is_far else None)
+                run = _Run(fleet, side, worker, self._distance if load.is_far else None, self._written)
                 run.warm()
                 ends = counted(tree(worker.pid)) if counts_calls else None
                 result = run.idle() if load.is_idle else run.work(jobs)
                 return replace(result, calls=ends and ends())
+
+    def _written(self) -> tuple[int, int]:
+        commits, log = self._session.execute(_WRITTEN).fetchone() or (0, 0)
+        return int(commits), int(log)
 
     def _clean(self, *, is_durable: bool) -> None:
         for number in (BROKER, STORE):
@@ -142,10 +154,15 @@ class _Run:
     """A worker that runs, and what it has used."""
 
     def __init__(
-        self, fleet: Fleet, side: Side, worker: subprocess.Popen[str], distance: Distance | None
+        self,
+        fleet: Fleet,
+        side: Side,
+        worker: subprocess.Popen[str],
+        distance: Distance | None,
+        written: Callable[[], tuple[int, int]],
     ) -> None:
         self._fleet, self._side, self._worker, self._distance = fleet, side, worker, distance
-        self._counts = Counts(side.counts)
+        self._counts, self._written = Counts(side.counts), written
 
     def warm(self) -> None:
         """Have the worker end some jobs."""
@@ -175,16 +192,16 @@ class _Run:
         seconds = time.perf_counter() - begun
         return self._result(seconds, seconds, used)
 
-    def _result(self, amount: float, seconds: float, before: tuple[float, int, int]) -> Result:
-        cpu, switches, trips = (now - then for now, then in zip(self._used(), before, strict=True))
-        return Result(amount, seconds, cpu, int(switches), int(trips))
+    def _result(self, amount: float, seconds: float, before: tuple[float, ...]) -> Result:
+        cpu, *counts = (now - then for now, then in zip(self._used(), before, strict=True))
+        return Result(amount, seconds, cpu, *map(int, counts))
 
-    def _used(self) -> tuple[float, int, int]:
+    def _used(self) -> tuple[float, ...]:
         processes = tree(self._worker.pid)
         # The id of another process's CPU clock.
         cpu = sum(time.clock_gettime((~pid << 3) | 2) for pid in processes)
         trips = sum(self._distance.trips()) if self._distance else 0
-        return cpu, sum(map(_switches, processes)), trips
+        return cpu, sum(map(_switches, processes)), trips, *self._written()
 
     def _await(self, runs: int) -> None:
         deadline = time.monotonic() + LONGEST

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,9 +41,23 @@ WORK = Table(("Jobs that wait", "jobs a second", "time", *_PARTS, "time and CPU 
 TRACED = Table(("One run in a hundred sampled", "jobs a second", "time", *_PARTS))
 IDLE = Table(("Idle worker", "system calls a second", "switches a second", "CPU, ms a second"))
 DISTANCE = Table(("2 ms to servers and back", "jobs a second", "time", "trips a job", *_PARTS[:2]))
+WRITTEN = Table(("What PostgreSQL writes", "commits a job", "bytes of its log a job"))
+TABLES = (WORK, IDLE, DISTANCE, TRACED, WRITTEN)
 
 
-def lines_of(group: Group, measured: Mapping[str, Measured]) -> Iterator[str]:
+def lines_of(group: Group, measured: Mapping[str, Measured]) -> Iterator[tuple[Table, list[str]]]:
+    """Yield the lines of a group, by the tables that they belong to."""
+    yield group.table, list(_pairs_of(group, measured))
+    if group.table is WORK and "postgres" in measured:
+        rounds = measured["postgres"].rounds
+        commits, log = (
+            statistics.median(of(result) / result.amount for result in rounds)
+            for of in (attrgetter("commits"), attrgetter("log"))
+        )
+        yield WRITTEN, [f"| {group.name} | {commits:.2f} | {log:,.0f} |"]
+
+
+def _pairs_of(group: Group, measured: Mapping[str, Measured]) -> Iterator[str]:
     """Yield a line for each side against the first."""
     base, *others = measured
     for side in others:

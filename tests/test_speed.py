@@ -1,9 +1,12 @@
-"""A figure of speed that a document quotes names its row of `docs/explanation/speed.md`, and is no kinder."""
+"""The page of speed has what `make bench` writes; no figure that a document quotes is kinder than its row."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+
+from benchmarks.rows import GROUPS
+from benchmarks.tables import TABLES, WRITTEN
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "explanation" / "speed.md"
@@ -31,3 +34,11 @@ def test_no_quoted_figure_is_kinder_than_its_row() -> None:
         measured = re.search(r"\d+\.\d+", cells[OF_NO_STORE if of_no_store else TIME])
         assert measured, (name, row)
         assert float(figure) >= float(measured[0]), (name, row)
+
+
+def test_the_page_has_each_table_that_is_measured() -> None:
+    page = PAGE.read_text("utf-8")
+    assert [page.count("\n".join(table.head)) for table in TABLES] == [1] * len(TABLES)
+    written = page.partition("\n".join(WRITTEN.head))[2].partition("\n\n")[0]
+    names = {group.name for group in GROUPS.values() if "postgres" in group.stores}
+    assert set() < rows_of(written).keys() <= names
