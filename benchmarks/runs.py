@@ -113,6 +113,8 @@ class Bench:
             with _worker(fleet, side, Path(temporary)) as worker:
                 run = _Run(fleet, side, worker, self._distance if load.is_far else None, self._written)
                 run.warm()
+                if load.is_idle:
+                    time.sleep(CALM)
                 ends = counted(tree(worker.pid)) if counts_calls else None
                 result = run.idle() if load.is_idle else run.work(jobs)
                 return replace(result, calls=ends and ends())
@@ -186,7 +188,6 @@ class _Run:
 
     def idle(self) -> Result:
         """Measure a worker that has nothing to do."""
-        time.sleep(CALM)
         begun, used = time.perf_counter(), self._used()
         time.sleep(IDLE)
         seconds = time.perf_counter() - begun

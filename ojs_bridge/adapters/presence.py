@@ -99,6 +99,8 @@ class Presence:
         self._suspect, self._give_back = suspect, give_back
         self._client: Any = None
         self._subscription: Any = None
+        #: This process's number, and its machine.
+        self._place = (0, "")
         #: The monotonic time from which on this worker judges others; None before its first look.
         self._judges_from: float | None = None
         #: The monotonic time at which the last answer to a look came.
@@ -144,7 +146,7 @@ class Presence:
         """Say that this worker lives, and give back what dead workers had; raises any error of Redis."""
         if client is not self._client:
             self._enter(client)
-        said = json.dumps([self._family, [*self._queues()], os.getpid(), _machine()])
+        said = json.dumps([self._family, [*self._queues()], *self._place])
         words = self._worker, said, SUSPECTED_AFTER, self._channel + self._worker
         asked = time.monotonic()
         subscribed, silent = client.eval(_LOOK, len(self._keys), *self._keys, *words)
@@ -227,6 +229,7 @@ class Presence:
         # The one before may still stand: for a moment without any, a silent worker would be dead.
         self._leave()
         self._subscription, self._client = subscription, client
+        self._place = os.getpid(), _machine()
         self._pinged = time.monotonic()
 
     def _leave(self) -> None:
