@@ -131,7 +131,11 @@ class ReservedRuns(Protocol):
         """
 
     def expire_before(self, now: datetime, *, limit: int) -> int:
-        """Delete settled records whose `keep_until` has passed, `limit` at most; return how many."""
+        """Look at `limit` records at most, and delete those whose time is over; return how many.
+
+        Settled ones are over after their `keep_until`. Called again, it looks at others, and so at all of
+        them in turn.
+        """
 
     def suspect(self, family: str, *, gone: bool) -> timedelta | None:
         """Return for how long a family of processes has been suspected to be dead; None if it is not.

@@ -31,17 +31,13 @@ from . import tables
 from .database import Database
 from .statements import New, Upsert, batches, beginning, equals, matching, page, picked, updated
 
-#: For how long after its `until` a record is not looked at. No index tells when it may go, because each
-#: settling changes that.
-REST_MS = timedelta(days=1) // timedelta(milliseconds=1)
-
 _TAKEN = ReserveAnswer(Grant.TAKEN)
 #: A parameter would be a value that no row has.
 _EMPTY: sa.ColumnClause[str] = sa.literal_column("''")
 _r = tables.reservations.c
 _RESERVE = Upsert(
     tables.reservations,
-    *("fence", "settled", "holder", "mark", "lost", "until_ms", "keep_until_ms"),
+    *("fence", "settled", "holder", "mark", "lost", "until_ms"),
     where=lambda new: sa.and_(
         _r.fence < new["fence"],
         sa.or_(new["publication"] == _EMPTY, _r.publication.in_((_EMPTY, new["publication"]))),
@@ -53,18 +49,18 @@ def _held(new: New) -> sa.ColumnElement[bool]:
     return sa.and_(_r.fence == new["fence"], _r.holder == new["holder"])
 
 
-_SETTLE = Upsert(tables.reservations, "settled", "keep_until_ms", where=_held)
+_SETTLE = Upsert(tables.reservations, "settled", "until_ms", where=_held)
 #: It protects against a late copy of the message, and against nothing else.
-_SETTLE_ALONE = Upsert(tables.reservations, "settled", "keep_until_ms", where=_held, may_be_lost=True)
+_SETTLE_ALONE = Upsert(tables.reservations, "settled", "until_ms", where=_held, may_be_lost=True)
 # A worker that has settled its reservation itself was not dead.
 _SETTLE_FOR_DEAD = Upsert(
     tables.reservations,
-    *("settled", "holder", "keep_until_ms"),
+    *("settled", "holder", "until_ms"),
     where=lambda new: sa.and_(_r.fence == new["fence"], sa.or_(sa.not_(_r.settled), _r.holder == _EMPTY)),
 )
 _CANCEL = Upsert(
     tables.reservations,
-    *("fence", "settled", "holder", "mark", "keep_until_ms"),
+    *("fence", "settled", "holder", "mark", "until_ms"),
     where=lambda new: _r.fence < new["fence"],
 )
 _p, _l, _s = tables.parked.c, tables.letters.c, tables.suspects.c
@@ -80,6 +76,8 @@ class SQLReservedRuns:
 
     def __init__(self, database: Database) -> None:
         self._db = database
+        #: The last key that `expire_before` has looked at. Each process begins elsewhere.
+        self._swept_to = str(uuid4())
 
     def reserve(
         self,
@@ -92,7 +90,6 @@ class SQLReservedRuns:
         until: datetime,
     ) -> ReserveAnswer:
         """Reserve a run until a time, atomically: one round trip when it is free, three when it is not."""
-        until_ms = to_ms(until)
         row = {
             "namespace": self._db.namespace,
             "key": index_id(reservation.key),
@@ -102,8 +99,7 @@ class SQLReservedRuns:
             "holder": index_id(holder),
             "mark": index_id(mark),
             "lost": False,
-            "until_ms": until_ms,
-            "keep_until_ms": until_ms + OUTLIVE_MS,
+            "until_ms": to_ms(until),
         }
         if self._db.write(_RESERVE, row):
             return _TAKEN
@@ -125,16 +121,12 @@ class SQLReservedRuns:
         self, reservations: Sequence[Reservation], *, holder: str, until: datetime
     ) -> Sequence[Reservation]:
         """Extend the unsettled reservations of `holder`; return those that `holder` has lost."""
-        until_ms = to_ms(until)
-        times = {"until_ms": until_ms, "keep_until_ms": until_ms + OUTLIVE_MS}
+        extend = sa.update(tables.reservations).values(until_ms=to_ms(until))
         lost: list[Reservation] = []
         for batch in batches(list(dict.fromkeys(reservations))):
             held = sa.and_(self._any_of(batch), _r.holder == index_id(holder), sa.not_(_r.settled))
             with self._db.connection() as connection:
-                extended = connection.execute(
-                    sa.update(tables.reservations).where(held).values(times)
-                ).rowcount
-                if extended < len(batch):
+                if connection.execute(extend.where(held)).rowcount < len(batch):
                     lost += _without(batch, connection.execute(sa.select(_r.key, _r.fence).where(held)))
         return lost
 
@@ -202,9 +194,7 @@ class SQLReservedRuns:
         statement: sa.Update | sa.Delete = sa.delete(tables.reservations)
         if settle.reservation.fence > 0:
             before = {"fence": settle.reservation.fence - 1, "settled": True}
-            statement = sa.update(tables.reservations).values(
-                **before, keep_until_ms=to_ms(settle.keep_until)
-            )
+            statement = sa.update(tables.reservations).values(**before, until_ms=to_ms(settle.keep_until))
         with self._db.connection() as connection:
             return connection.execute(statement.where(*where)).rowcount == 1
 
@@ -215,18 +205,18 @@ class SQLReservedRuns:
             self._db.change(over.where(self._any_of(batch)))
 
     def expire_before(self, now: datetime, *, limit: int) -> int:
-        """Delete records whose `keep_until` has passed, settled ones and abandoned ones.
-
-        Records that were reserved for longer, or settled late, are few, and looked at again.
-        """
-        mine, over = _r.namespace == self._db.namespace, _r.keep_until_ms <= to_ms(now)
-        ended = _r.until_ms <= to_ms(now) - REST_MS
-        query = sa.select(_r.key).where(mine, ended, over).order_by(_r.until_ms).limit(limit)
+        """Look at records in the order of their keys, since no index tells which may go, and delete those."""
+        mine, now_ms, after = _r.namespace == self._db.namespace, to_ms(now), _r.key > self._swept_to
+        over = sa.or_(_r.until_ms <= now_ms - OUTLIVE_MS, sa.and_(_r.settled, _r.until_ms <= now_ms))
+        lot = sa.select(_r.key).where(mine, after).order_by(_r.key).limit(limit).subquery()
         with self._db.connection() as connection:
-            keys = sa.select(picked(connection, query).c.key)
+            count, last = connection.execute(sa.select(sa.func.count(), sa.func.max(lot.c.key))).one()
+            ended = sa.select(_r.key).where(mine, over, after, _r.key <= (last or ""))
+            keys = sa.select(picked(connection, ended).c.key)
             expired = connection.execute(
                 sa.delete(tables.reservations).where(mine, _r.key.in_(keys))
             ).rowcount
+        self._swept_to = last if count == limit else ""
         self._db.change(sa.delete(tables.suspects).where(_s.since_ms < to_ms(now - SUSPECTED)))
         return expired
 
@@ -255,7 +245,6 @@ class SQLReservedRuns:
 def settling(namespace: str, settle: Settle) -> tuple[Upsert, dict[str, Any]]:
     """Return the statement and the row that settle a reservation; written if this holder may settle it."""
     write = _SETTLE_FOR_DEAD if settle.holder is None else _SETTLE
-    keep_until_ms = to_ms(settle.keep_until)
     return write, {
         "namespace": namespace,
         "key": index_id(settle.reservation.key),
@@ -265,8 +254,7 @@ def settling(namespace: str, settle: Settle) -> tuple[Upsert, dict[str, Any]]:
         "holder": index_id(settle.holder or ""),
         "mark": "",
         "lost": False,
-        "until_ms": keep_until_ms - REST_MS,
-        "keep_until_ms": keep_until_ms,
+        "until_ms": to_ms(settle.keep_until),
     }
 
 
@@ -293,7 +281,7 @@ def _judge(record: Any, asked: dict[str, Any], now_ms: int) -> Grant | None:
 def _reserve_lost(connection: Connection, row: dict[str, Any], now_ms: int) -> bool:
     same = [_r[name] == row[name] for name in ("namespace", "key", "fence")]
     expired = sa.and_(sa.not_(_r.settled), _r.until_ms <= now_ms)
-    changes = {name: row[name] for name in ("holder", "mark", "until_ms", "keep_until_ms")} | {"lost": True}
+    changes = {name: row[name] for name in ("holder", "mark", "until_ms")} | {"lost": True}
     statement = sa.update(tables.reservations).where(*same, expired).values(changes)
     return connection.execute(statement).rowcount == 1
 

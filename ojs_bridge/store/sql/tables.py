@@ -13,6 +13,7 @@ SCHEMA_VERSION = 1
 ID = sa.String(MAX_ID)
 
 #: How full PostgreSQL makes a page of reservations, in percent. One transaction may settle many of a page.
+#: Where it has room, no index gets a new entry.
 FULL = 70
 
 metadata = sa.MetaData()
@@ -87,25 +88,25 @@ parked = sa.Table(
     sa.Index("ojs_parked_job", "job_id", "namespace"),
 )
 
+# There is one index only, because each run adds an entry of each index to the log of PostgreSQL. Of a changed
+# row the log gets what lies between its first and its last change. What a settling changes stands together.
 reservations = sa.Table(
     "ojs_reservations",
     metadata,
+    sa.Column("fence", sa.BigInteger, nullable=False),
+    #: When a reservation runs out; of a settled one, when its record may go.
+    sa.Column("until_ms", sa.BigInteger, nullable=False),
+    sa.Column("settled", sa.Boolean, nullable=False),
+    #: Whether the request that wrote the record was answered with a lost attempt.
+    sa.Column("lost", sa.Boolean, nullable=False),
     sa.Column("key", ID, primary_key=True),
     sa.Column("namespace", sa.String(64), primary_key=True),
-    sa.Column("fence", sa.BigInteger, nullable=False),
-    sa.Column("settled", sa.Boolean, nullable=False),
     #: Empty where the publication is not known.
     sa.Column("publication", ID, nullable=False),
     #: Empty when the reservation was settled for a dead holder.
     sa.Column("holder", ID, nullable=False),
-    #: The request that wrote the record, and whether it was answered with a lost attempt.
+    #: The request that wrote the record.
     sa.Column("mark", ID, nullable=False),
-    sa.Column("lost", sa.Boolean, nullable=False),
-    sa.Column("until_ms", sa.BigInteger, nullable=False),
-    sa.Column("keep_until_ms", sa.BigInteger, nullable=False),
-    # Where no index has a column that a settling changes, and the page has room, PostgreSQL settles without a
-    # new entry in any index.
-    sa.Index("ojs_reservations_ended", "until_ms", "namespace"),
 )
 #: Leaves room in the pages of reservations. SQLAlchemy's own option came after 2.0.28.
 _FILL = sa.DDL(f"ALTER TABLE ojs_reservations SET (fillfactor = {FULL})")  # type: ignore[no-untyped-call]
