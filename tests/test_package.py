@@ -123,6 +123,7 @@ WITHIN = {
     "engine.carrying.NotCarried": "sends a message back to its broker",
     "engine.reservations.Unanswered": "lets a job wait for its store",
     "celery.ends.Keep": "keeps a message that waits",
+    "celery.ends.SentOn": "becomes the framework's own Retry in another process",
     "celery.task.BrokenOff": "ends a run in the worker's own process",
     "dramatiq.delivery.Skipped": "ends a delivery without a run",
     "dramatiq.translate.NotRun": "the base of what is exported",

@@ -30,11 +30,10 @@ from .wish import Wish, reason_of, whole
 
 logger = logging.getLogger("ojs_bridge")
 
-#: The attribute of a request whose job is on its way again: its task, and when its run began.
-_RETRIED = "ojs_retried"
 #: The attribute of a job's error that says whether the worker acknowledges the message, or rejects it into
 #: the dead-letter exchange of its queue. Without it the task's own options say so, as under Celery alone.
-ACKNOWLEDGED = "ojs_acknowledged"
+#: Celery sends nothing but the error of a failed job from the process that ran it to the main process.
+_ACKNOWLEDGED = "ojs_acknowledged"
 
 
 class LostAttempt(Exception):
@@ -155,6 +154,16 @@ class Keep(Reject):  # type: ignore[misc]
         return Keep, (self.kept, self.requeue)
 
 
+class SentOn(Retry):  # type: ignore[misc]
+    """Raised where a task runs: the job is on its way again. Another process gets Celery's own Retry."""
+
+    task: Task
+    run: Run
+
+    def __reduce__(self) -> Any:
+        return Retry, super().__reduce__()[1]
+
+
 def end_of(
     task: Task, request: Any, settlement: Settlement[Outgoing], shown: Exception, wish: Wish | None
 ) -> End:
@@ -195,14 +204,13 @@ def telling(task: Task, request: Any, end: End) -> Exception:
             told = Keep(end)
         case Again():
             try:
-                told = Retry(exc=end.cause, when=end.when, is_eager=request.is_eager, sig=end.signature)
+                told = SentOn(exc=end.cause, when=end.when, is_eager=request.is_eager, sig=end.signature)
+                told.task, told.run = task, end.run
                 # Celery raises a Retry while it handles the task's error, and shows the error's traceback.
                 told.__context__ = end.shown
                 mark = compat.mark_as_retry_of(task.backend)
                 if not isinstance(mark, _InTime) and not isinstance(task.backend, DisabledBackend):
                     setattr(task.backend, compat.mark_as_retry.name, _InTime(mark))
-                began = datetime.now(timezone.utc) - timedelta(seconds=time.monotonic() - end.run.since)
-                setattr(request, _RETRIED, (task, began))
             except BaseException as error:
                 if strikes(error):
                     raise
@@ -211,10 +219,15 @@ def telling(task: Task, request: Any, end: End) -> Exception:
         case Over():
             told = end.shown
             # The task may raise one error in many jobs.
-            vars(told).pop(ACKNOWLEDGED, None)
+            vars(told).pop(_ACKNOWLEDGED, None)
             if end.is_acknowledged is not None:
-                vars(told)[ACKNOWLEDGED] = end.is_acknowledged
+                vars(told)[_ACKNOWLEDGED] = end.is_acknowledged
     return told
+
+
+def is_acknowledged(error: BaseException) -> bool | None:
+    """Return whether the worker acknowledges the message of an ended job, by what its error says."""
+    return vars(error).get(_ACKNOWLEDGED)
 
 
 def shown_exception(raised: BaseException, wish: Wish | None = None) -> Exception:
@@ -241,20 +254,21 @@ class _InTime:
     mark: Callable[..., Any]
 
     def __call__(self, *args: Any, **options: Any) -> None:
-        request: Any = options.get("request")
-        retried: Any = getattr(request, _RETRIED, None)
-        try:
-            if retried is not None:
-                task, began = retried
-                result = task.AsyncResult(request.id)
-                if result.state in states.READY_STATES and _is_after(began, result, task):
-                    # Its next run has ended. This state would be the last one.
-                    return
+        # Celery handles it now.
+        told = sys.exc_info()[1]
+        if not isinstance(told, SentOn):
             self.mark(*args, **options)
+            return
+        try:
+            result = told.task.AsyncResult(told.run.job.id)
+            began = datetime.now(timezone.utc) - timedelta(seconds=time.monotonic() - told.run.since)
+            if result.state not in states.READY_STATES or not _is_after(began, result, told.task):
+                self.mark(*args, **options)
+            # Else its next run has ended: this state would be the last one.
         except BaseException as error:
-            if retried is None or strikes(error):
+            if strikes(error):
                 raise
-            log_error(error, "job %s is sent on, though its state cannot be stored", known(request))
+            log_error(error, "job %s is sent on, though its state cannot be stored", told.run.job)
 
 
 def report_retry(task: Task, request: Any, signal: Retry) -> None:

@@ -32,6 +32,7 @@ from . import compat, dead_queues
 from .brokers import Broker, CeleryPublisher, RabbitMQ
 from .on_redis import Lists, Redis
 from .wire import NAME
+from .wish import Running
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -48,8 +49,6 @@ WORKER_ERRORS: dict[type[BaseException], Mapped] = {
 
 #: The attribute of an app that has its installation.
 _INSTALLATION = "_ojs_installation"
-#: The attribute of a request that has its run.
-RUNNING = "ojs_execution"
 #: Where a task keeps its own `acks_late`, when a policy has another for its jobs under the bridge.
 ACKS_NATIVELY = "_ojs_acks_natively"
 
@@ -201,9 +200,9 @@ def _read_retry_option(app: Celery) -> None:
         if not own and hasattr(send_task, "__get__"):
             send_task = send_task.__get__(app, type(app))
         task = app.current_worker_task if options.get("task_id") else None
-        wish = getattr(task and vars(task.request).get(RUNNING), "wish", None)
-        if wish is not None and wish.sending == options["task_id"]:
-            return wish.catch(send_task, name, *args, **options)
+        run = task and task.request.ojs_run
+        if isinstance(run, Running) and run.wish and run.wish.sending == options["task_id"]:
+            return run.wish.catch(send_task, name, *args, **options)
         partial = options.pop(RETRY_OPTION, None)
         refuse_misnamed(name, options)
         check_task(app, name)
@@ -233,9 +232,9 @@ def _tell_apart(app: Celery, name: str, options: dict[str, Any]) -> None:
     if task is None or task.request.id != options["task_id"] or not is_bridged(task):
         return
     engine, request, headers = attach(app).engine, task.request, options.get("headers") or {}
-    run = vars(request).get(RUNNING)
-    running: Job | None = getattr(run, "job", None)
-    is_native = run is not None and running is None
+    is_within = isinstance(request.ojs_run, Running)
+    running: Job | None = request.ojs_run.job if is_within else None
+    is_native = is_within and running is None
     is_replacement = (options.get("replaced_task_nesting") or 0) != (request.replaced_task_nesting or 0)
     if engine.store is None or is_native or is_replacement:
         return

@@ -13,6 +13,7 @@ from typing import Any
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
+from celery.exceptions import Retry
 from celery.worker import state
 from celery.worker.request import Request
 
@@ -28,7 +29,6 @@ from ..store import Reservation
 from . import compat
 from .delivery import Delivery
 from .ends import (
-    ACKNOWLEDGED,
     Again,
     Done,
     End,
@@ -37,6 +37,7 @@ from .ends import (
     Kept,
     Over,
     count_in_chord,
+    is_acknowledged,
     report_retry,
     requeues,
     telling,
@@ -127,8 +128,8 @@ class OJSRequest(Request):  # type: ignore[misc]
             raised = raised.exc
         if isinstance(raised, Keep) and self._ojs_keep(raised.kept):
             return None
-        if ACKNOWLEDGED in vars(raised):
-            self._ojs_leave(vars(raised)[ACKNOWLEDGED])
+        if not isinstance(raised, Retry):
+            self._ojs_leave(is_acknowledged(raised))
         if not return_ok and is_cold() and compat.already_cancelled(self):
             # The process may have died before it gave its attempt back.
             self._ojs_release()

@@ -27,6 +27,7 @@ from celery.exceptions import (
 )
 
 from ..engine.carrying import may_pass
+from ..engine.engine import Engine
 from ..engine.events import MAY_ANSWER, hear, log_error, strikes
 from ..engine.reservations import TakenOver
 from ..engine.runs import Lost, Postpone, Refuse, Run
@@ -35,35 +36,40 @@ from ..errors import StoreError
 from ..messages import HEADER
 from ..rules.decision import Complete, Decision, RetryAt
 from ..rules.failures import ANSWERS, Failure, name_of, outcome_of, traceback_of
-from ..rules.job import Job
+from ..store import Reservation
 from . import compat
 from .delivery import Delivery, outcome_asked, task_outcome
 from .ends import Again, End, Kept, Over, Unsettled, kept_here, reopen_chord, shown_exception, telling
 from .installation import task_policy
 from .native import AUTORETRYING
 from .wire import NAME
-from .wish import OURS, Failed, Wish, answered, is_automatic, limited, options_of, without_limit
+from .wish import OURS, Failed, Running, Wish, answered, is_automatic, limited, options_of, without_limit
 
 _SOFT_TIMEOUT = compat.soft_timeout_signal(pool)
 
 
+@dataclass(eq=False, slots=True)
+class Reserved:
+    """The reservation of a run, until Celery has stored its result and sent what follows it."""
+
+    engine: Engine
+    reservation: Reservation
+    #: The run, if it has succeeded, and whether nothing has broken into its end.
+    success: Run | None = None
+    is_over: bool = False
+
+
 @dataclass(eq=False)
-class TaskRun:
+class TaskRun(Running):
     """One run of a task under the bridge; the engine decides, the run and its delivery carry out."""
 
     delivery: Delivery
     admitted: Run | None = None
+    wish: Wish | None = None
     #: The failure for which the bridge calls the task's own `retry`.
     failed: Failed | None = None
-    #: The retry that the task has asked for, or that the bridge has asked the task's own `retry` for.
-    wish: Wish | None = None
-    #: What settles a success, once its result is stored and its chain and links are sent.
-    ended: Callable[[], None] | None = None
-
-    @property
-    def job(self) -> Job | None:
-        """The job of this run; None before it has begun."""
-        return self.admitted and self.admitted.job
+    #: What the request has of this run after its end.
+    reserved: Reserved | None = None
 
     def run(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the user's code and carry the decision out; raises the exception that tells Celery of it."""
@@ -134,7 +140,9 @@ class TaskRun:
             with undisturbed():
                 end = (kept_here if may_pass(delivery, error) else delivery.could_not_begin)(error)
                 raise telling(task, request, end) from None
-        request.ojs_reserved = isinstance(admission, (Run, Lost)) and (engine.reservations.heart, admission)
+        run = admission.run if isinstance(admission, Lost) else admission
+        if isinstance(run, Run) and run.reservation is not None:
+            self.reserved = Reserved(engine, run.reservation)
         if isinstance(admission, Run):
             self.admitted = admission
             return admission
@@ -155,6 +163,8 @@ class TaskRun:
             return Kept(why, outcome=unsettled) if is_reserved else delivery.not_run(admission)
         if isinstance(unsettled.decision, Complete):
             self.admitted = admission
+            if admission.reservation is not None:
+                self.reserved = Reserved(delivery.engine, admission.reservation)
             return self._succeed(unsettled.result)
         return delivery.conclude(admission, unsettled.decision, unsettled.shown, changed=unsettled.wire)
 
@@ -231,9 +241,8 @@ class TaskRun:
             return None
         if run.job.replay_count:
             reopen_chord(delivery.task, delivery.request)
-        settle = functools.partial(settling.settle, run, Complete())
-        if run.reservation is None:
-            settle()
+        if self.reserved is None:
+            settling.settle(run, Complete())
             return None
         try:
             try:
@@ -245,7 +254,7 @@ class TaskRun:
             return delivery.dropped(late)
         except StoreError as error:
             return delivery.keep(run, error, Unsettled(os.getpid(), Complete(), Ignore(), result=result))
-        self.ended = functools.partial(unless_terminated, settle)
+        self.reserved.success = run
         return None
 
     def _fail(self, raised: BaseException) -> End:
@@ -389,11 +398,31 @@ def undisturbed() -> Iterator[None]:
         signal.signal(_SOFT_TIMEOUT, before or signal.SIG_DFL)
 
 
-def unless_terminated(settle: Callable[[], object]) -> None:
-    """Settle a success, unless the pool ends the process before its result is stored: that is no success."""
-    fired = isinstance(sys.exc_info()[1], SystemExit) and compat.terminate_handler_fired(common, None)
-    if not (fired and fired()):
-        settle()
+def settle_success(task: Task | None = None, **_: Any) -> None:
+    """Settle a success after its result is stored and its chain and links are sent."""
+    request: Any = task and task.request
+    run = request and request.ojs_run
+    reserved = run.reserved if isinstance(run, TaskRun) else run
+    if not isinstance(reserved, Reserved):
+        return
+    request.ojs_run, engine = None, reserved.engine
+    try:
+        if reserved.is_over and reserved.success and not _breaks_off(sys.exc_info()[1]):
+            engine.settling.settle(reserved.success, Complete())
+    finally:
+        heart = engine.reservations.heart
+        if heart and heart.holds(reserved.reservation):
+            # Something has broken into its end.
+            heart.abandon(reserved.reservation)
+
+
+def _breaks_off(struck: BaseException | None) -> bool:
+    """Return whether an error that strikes after a success may keep Celery from sending what follows it.
+
+    Then the job comes again. So it does if the pool ends the process before the result is stored.
+    """
+    fired = isinstance(struck, SystemExit) and compat.terminate_handler_fired(common, None)
+    return bool(fired and fired()) or type(struck).__name__ in ("MemoryError", "GreenletExit")
 
 
 def _is_aimed(exc: BaseException) -> bool:

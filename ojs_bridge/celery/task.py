@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from celery import Celery, Task
-from celery.app.task import Context
 from celery.canvas import Signature
 from celery.exceptions import Retry, TaskPredicate
 from celery.local import Proxy
@@ -29,7 +28,6 @@ from .ends import Keep, Kept, telling
 from .installation import (
     ACKS_NATIVELY,
     LATER,
-    RUNNING,
     check_signatures,
     header_for,
     prepare,
@@ -39,12 +37,12 @@ from .native import AUTORETRYING, NATIVE
 from .receiving import Handler, Outside, receiver
 from .run import TaskRun
 from .wire import EAGER_RETRIES, KEY, is_broadcast, known
-from .wish import OURS, Wish
+from .wish import OURS, Running, Wish
 
 logger = logging.getLogger("ojs_bridge")
 
 #: The mark of a request whose job Celery itself runs.
-NATIVELY = object()
+NATIVELY = Running()
 #: How often in a row an eager task may snooze: as no time passes, it might snooze for ever.
 EAGER_SNOOZES = 100
 #: The bridge's own request class, and the attribute of a task that names one.
@@ -65,10 +63,6 @@ _REFUSED = (
 )
 #: The option that requeues a job after the policy has ended it, so that it would never end.
 _REQUEUEING = "reject_on_worker_lost"
-
-# Without it, Celery would take such an attribute of a request for a header, and send it along.
-setattr(Context, RUNNING, None)
-Context.ojs_reserved = Context.ojs_ended = None
 
 
 class RequestClass:
@@ -144,9 +138,7 @@ class Bridged:
         """Run the task: under the bridge in a worker and in `apply`, plainly in a direct call."""
         try:
             request = self.request
-            entered = vars(request).get(RUNNING)
-            # A message may have a header of that name.
-            if request.called_directly or entered is NATIVELY or isinstance(entered, TaskRun):
+            if request.called_directly or isinstance(request.ojs_run, Running):
                 run, body = None, super().__call__  # type: ignore[misc]
             else:
                 # The job is outside the canary, or a broadcast; any other's request has its message.
@@ -159,7 +151,7 @@ class Bridged:
                         outside is not None or is_broadcast(self.app, request.delivery_info)
                     )
                 run = None if natively else TaskRun(Delivery(self, request))
-                setattr(request, RUNNING, run or NATIVELY)
+                request.ojs_run = run or NATIVELY
                 body = _body(self, natively=run is None)
         except TaskPredicate:
             raise
@@ -174,9 +166,10 @@ class Bridged:
                 result = run.run(body, args, kwargs)
             finally:
                 # The run and its request know each other: together they would keep the job's arguments alive.
-                delattr(request, RUNNING)
-            # Last: a run has not ended that something breaks into.
-            request.ojs_ended = run.ended
+                request.ojs_run = run.reserved
+            if run.reserved is not None:
+                # Last: a run has not ended that something breaks into.
+                run.reserved.is_over = True
             return result
         except MemoryError as raised:
             if run is None or request.is_eager:
@@ -256,8 +249,8 @@ class ReplacedMethods(Task):  # type: ignore[misc]
         `exc` is raised, or MaxRetriesExceededError. The retry goes the task's own way, by its
         `signature_from_request` and its `apply_async`, with the `options`; the bridge publishes its message.
         """
-        run = run_of(self.request)
-        if run is None:
+        run = self.request.ojs_run
+        if not isinstance(run, TaskRun):
             native: Callable[..., Retry] = super().retry
             return native(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
         wish = Wish(self, exc, args, kwargs, eta, countdown, max_retries, options)
@@ -273,7 +266,8 @@ class ReplacedMethods(Task):  # type: ignore[misc]
         options.setdefault("app", self.app)
         made = CheckedSignature(self, args, *rest, **options)
         # A retry's policy was checked when its job was sent.
-        is_retry = RUNNING in vars(self.request) and not any(map(made.options.get, (RETRY_OPTION, *LATER)))
+        is_running = isinstance(self.request.ojs_run, Running)
+        is_retry = is_running and not any(map(made.options.get, (RETRY_OPTION, *LATER)))
         return made if is_retry else made.set()
 
     subtask = signature
@@ -327,12 +321,6 @@ def refuse_native(name: str, cls: type[Task], given: Mapping[str, Any] | None = 
         )
 
 
-def run_of(request: Any) -> TaskRun | None:
-    """Return the run under the bridge that a request is within; a message may have a header of that name."""
-    run = vars(request).get(RUNNING)
-    return run if isinstance(run, TaskRun) else None
-
-
 def leave_native(task: Task) -> None:
     """Give a task that `install` took over back to Celery."""
     task.__class__ = type(task).ojs_taken_from
@@ -348,7 +336,8 @@ def autoretrying_outside(task: Task) -> Callable[..., Any]:
 
     @functools.wraps(compat.orig_run(task))
     def run(*args: Any, **kwargs: Any) -> Any:
-        return (compat.orig_run(task) if run_of(task.request) else autoretrying)(*args, **kwargs)
+        is_ours = isinstance(task.request.ojs_run, TaskRun)
+        return (compat.orig_run(task) if is_ours else autoretrying)(*args, **kwargs)
 
     return run
 
@@ -356,9 +345,8 @@ def autoretrying_outside(task: Task) -> Callable[..., Any]:
 def _could_not_begin(task: Any, request: Any, error: Exception) -> Exception:
     """Keep a job that could not be begun; return the exception that tells Celery of it."""
     try:
-        run = run_of(request)
-        vars(request).pop(RUNNING, None)
-        delivery = run.delivery if run else Delivery(task, request)
+        run, request.ojs_run = request.ojs_run, None
+        delivery = run.delivery if isinstance(run, TaskRun) else Delivery(task, request)
         return telling(task, request, delivery.could_not_begin(error))
     except Exception:
         logger.critical("job %s waits in its worker as it came", known(request), exc_info=error)

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, cast
 
 from celery import Celery, Task
+from celery.app.task import Context
 from celery.exceptions import MaxRetriesExceededError, Retry, TaskPredicate
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.compression import get_encoder
@@ -51,6 +52,9 @@ _ON_PUBLISHING = frozenset(
         "immediate", "mandatory", "redelivered", "retry", "retry_policy", "serializer", "timeout",
     }
 )  # fmt: skip
+#: The one attribute of ours that a request has. Without it here, Celery would take it for a header, and send
+#: it along.
+Context.ojs_run = None
 #: The mark of the `retry` that the bridge puts in the place of Celery's.
 OURS = "ojs_ours"
 
@@ -106,6 +110,22 @@ def limited(task: Task, run: Run, wish: Wish) -> Run:
             say_once(task, "max_retries", f"its policy has max_attempts={run.policy.max_attempts}")
         return run
     return run._replace(policy=RetryPolicy.merge(run.policy, {"max_attempts": limit}))
+
+
+class Running:
+    """The run that a request is within, its `ojs_run`; of a job that Celery itself runs nothing is known.
+
+    A message may have a header of that name.
+    """
+
+    admitted: Run | None = None
+    #: The retry that the task has asked for, or that the bridge has asked the task's own `retry` for.
+    wish: Wish | None = None
+
+    @property
+    def job(self) -> Job | None:
+        """The job of this run; None before it has begun."""
+        return self.admitted and self.admitted.job
 
 
 class Failed(NamedTuple):

@@ -9,22 +9,21 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from celery import Celery, Task, bootsteps, signals
+from celery import Celery, bootsteps, signals
 from celery.apps.worker import Worker
 from celery.worker import state
 
-from ..engine.runs import Lost
 from ..engine.threads import keep_going
 from . import compat
 from .installation import attach, check_task, installation, is_bridged, task_policy
 from .keeping import note_stop
 from .native import unreadable
 from .receiving import check_canary
+from .run import settle_success
 from .task import leave_native
 from .wire import NAME
 
@@ -72,24 +71,6 @@ class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
     def stop(self, worker: Any) -> None:
         """End the bridge's threads."""
         attach(worker.app).stop()
-
-
-def settle_success(task: Task | None = None, **_: Any) -> None:
-    """Settle a success after its result is stored and its chain and links are sent."""
-    own = vars(task.request) if task else {}
-    settle, reserved = own.pop("ojs_ended", None), own.pop("ojs_reserved", None)
-    try:
-        # Celery may not have sent what follows it: then the job comes again.
-        struck = type(sys.exc_info()[1]).__name__
-        if settle is not None and struck not in ("MemoryError", "GreenletExit"):
-            settle()
-    finally:
-        if reserved:
-            heart, admission = reserved
-            reserved = (admission.run if isinstance(admission, Lost) else admission).reservation
-            if heart and reserved and heart.holds(reserved):
-                # Something has broken into its end.
-                heart.abandon(reserved)
 
 
 def watch_runs(pool: Any) -> None:

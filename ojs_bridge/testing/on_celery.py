@@ -31,8 +31,8 @@ from kombu.utils.functional import LRUCache
 from ..celery import compat
 from ..celery.delivery import task_outcome
 from ..celery.installation import installation, is_bridged, task_policy
+from ..celery.run import settle_success
 from ..celery.wire import NAME
-from ..celery.worker import settle_success
 from ..engine.layers import TaskPolicy
 from ..engine.runs import Run
 from ..rules.failures import Outcome

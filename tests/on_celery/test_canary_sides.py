@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 from celery import Celery, chain
-from celery.signals import task_failure
+from celery.signals import task_failure, task_postrun
 
 from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.adapters.terms import Canary
 from ojs_bridge.celery import install, ojs_task
+from ojs_bridge.celery.run import settle_success
 from ojs_bridge.celery.worker import check_app
 from tests.contract.steps import an, calls_itself, raises, retries
-from tests.on_celery.by_hand import ByHand, by_hand, failing, header, natively, outside
+from tests.on_celery.by_hand import ByHand, by_hand, failing, header, natively, outside, plain
 from tests.on_celery.fleet import in_seconds
 from tests.servers import eventually
 
@@ -71,6 +72,21 @@ def test_a_task_that_calls_itself_sees_no_header_of_the_bridge(unique: str, cana
     hand.send("plain", calls_itself("nested"))
     hand.deliver_all()
     assert [note[3] for note in hand.notes if note[0] == "run"] == [{}, {}]
+
+
+@pytest.mark.parametrize("installing", [plain, outside])
+def test_a_message_may_have_a_header_with_the_name_of_our_attribute(unique: str, installing: Any) -> None:
+    hand = by_hand(installing, unique)
+    task_postrun.connect(settle_success)
+    try:
+        jobs = [
+            hand.send("auto", step, "ok", headers={"ojs_run": "theirs"}) for step in ("ok", raises(OSError))
+        ]
+        hand.deliver_all()
+    finally:
+        task_postrun.disconnect(settle_success)
+    assert [hand.runs(job) for job in jobs] == [[0], [0, 1]]
+    assert [hand.state(job)[0] for job in jobs] == ["SUCCESS", "SUCCESS"]
 
 
 @pytest.mark.parametrize("protocol", [1, 2])
