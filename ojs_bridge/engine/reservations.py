@@ -363,7 +363,7 @@ class Reservations:
         *,
         as_of: datetime | None = None,
     ) -> ReserveAnswer:
-        # By its mark the store knows a question that it was asked before.
+        # By its mark the store knows a question that this holder has asked before.
         asked = f"{to_ms(self._clock())}:{next(self._requests)}"
 
         def ask() -> ReserveAnswer:
@@ -374,7 +374,7 @@ class Reservations:
                     wanted,
                     publication=publication,
                     holder=heart.holder,
-                    mark=f"{heart.holder}:{asked}",
+                    mark=asked,
                     now=as_of or heart.asks_as_of(now),
                     until=now + self._length,
                 )
@@ -401,8 +401,7 @@ class Reservations:
             # Not only a StoreError: a soft time limit may break in, too. The store may have reserved the
             # attempt all the same, though no worker runs it.
             if not isinstance(error, Unstorable):
-                mark = f"{heart.holder}:{asked}"
-                heart.release_later(Settle(wanted, heart.holder, self._clock() + KEEP, mark))
+                heart.release_later(Settle(wanted, heart.holder, self._clock() + KEEP, asked))
             raise
         finally:
             heart.asking.pop(question, None)
@@ -433,8 +432,8 @@ class Reservations:
 def asked_at(mark: str) -> datetime | None:
     """Return the time of the request for a reservation, by its holder's clock, from the request's mark."""
     try:
-        return from_ms(int(mark.rsplit(":", 2)[1]))
-    except (IndexError, ValueError, OverflowError):
+        return from_ms(int(mark.partition(":")[0]))
+    except (ValueError, OverflowError):
         return None
 
 

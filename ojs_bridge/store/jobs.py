@@ -89,7 +89,7 @@ class ReservedRuns(Protocol):
         now: datetime,
         until: datetime,
     ) -> ReserveAnswer:
-        """Reserve a run until a time, atomically; repeated with its `mark`, it gets the same answer.
+        """Reserve a run until a time, atomically; repeated with its `mark`, `holder` gets the same answer.
 
         The first of these that is true is the answer:
 

@@ -108,7 +108,7 @@ class SQLReservedRuns:
             while not _RESERVE(connection, row):
                 record = connection.execute(_LOOK, row).one_or_none()
                 grant = _judge(record, row, to_ms(now))
-                repeated = record is not None and record.mark == row["mark"]
+                repeated = _is_repeated(record, row)
                 if grant is Grant.LOST and not repeated and not _reserve_lost(connection, row, to_ms(now)):
                     continue
                 if record and not repeated and grant in (Grant.HELD, Grant.LOST):
@@ -263,11 +263,15 @@ def _without(reservations: Sequence[Reservation], rows: Iterable[Any]) -> Iterat
     return (each for each in reservations if (index_id(each.key), each.fence) not in extended)
 
 
+def _is_repeated(record: Any, asked: dict[str, Any]) -> bool:
+    return record is not None and (record.holder, record.mark) == (asked["holder"], asked["mark"])
+
+
 def _judge(record: Any, asked: dict[str, Any], now_ms: int) -> Grant | None:
     """Return the answer to a request that finds a record; None when the run has become free."""
     if record is None:
         return None
-    if record.mark == asked["mark"]:
+    if _is_repeated(record, asked):
         return Grant.LOST if record.lost else Grant.TAKEN
     if asked["publication"] and record.publication not in ("", asked["publication"]):
         return Grant.RESENT

@@ -7,7 +7,7 @@ local fence, publication, told, lost = tonumber(ARGV[1]), ARGV[2], -1, nil
 local known = redis.call('GET', KEYS[1])
 if known then
   local its_fence, its_until, its_holder, its_publication, its_mark, its_told = cmsgpack.unpack(known)
-  if its_mark == ARGV[7] then return its_told end
+  if its_mark == ARGV[7] and its_holder == ARGV[3] then return its_told end
   if publication ~= '' and its_publication ~= '' and publication ~= its_publication then return -4 end
   if its_fence > fence then return -3 end
   if its_fence == fence then
