@@ -188,7 +188,7 @@ def test_a_thread_waits_for_a_free_connection_in_time() -> None:
     assert database._quick.pool is database._durable.pool, (
         "they share the connections that the page on stores counts"
     )
-    assert (database._quick.pool.size(), database._quick.pool._max_overflow) == (5, 10)
+    assert (database._quick.pool.size(), database._quick.pool._max_overflow) == (15, 0)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import random
 import stat
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -290,6 +292,24 @@ def test_of_the_connections_that_a_server_has_ended_one_is_an_error(postgres_url
         reserve(store)
     for n in range(4):
         assert reserve(store, key=f"{n}").grant is Grant.TAKEN
+
+
+def test_threads_that_ask_at_once_keep_their_connections(postgres_url: str) -> None:
+    """To open one takes longer than a job."""
+    store, asking = open_store(postgres_url), threading.Barrier(12)
+    pool = store._quick.pool  # type: ignore[attr-defined]
+
+    def ask(_: int) -> int:
+        connection = pool.connect()
+        asking.wait(60)
+        number: int = connection.driver_connection.info.backend_pid
+        connection.close()
+        return number
+
+    with ThreadPoolExecutor(12) as threads:
+        first, second = (set(threads.map(ask, range(12))) for _ in range(2))
+    assert len(first) == 12
+    assert second == first
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])

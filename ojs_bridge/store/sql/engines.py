@@ -142,6 +142,9 @@ if hasattr(os, "register_at_fork"):
 
 
 CONNECT_SECONDS = 5
+#: A process has so many connections at most, and keeps them. SQLAlchemy would close those beyond five after
+#: each question. The one that was used last is used next, and so need not be tested.
+_POOL = {"pool_size": 15, "max_overflow": 0, "pool_use_lifo": True}
 #: A connection that has rested for longer is tested before it is used.
 REST_SECONDS = 1.0
 #: With these settings the server holds no lock for a client that it cannot reach any more, and waits for no
@@ -166,7 +169,7 @@ def _postgres_options(url: sa.URL, patience: float) -> dict[str, Any]:
         "keepalives_count": 3,
     }
     given = {name: value for name, value in waits.items() if name not in url.query}
-    return {"connect_args": given, "isolation_level": "AUTOCOMMIT", "pool_timeout": patience}
+    return {"connect_args": given, "isolation_level": "AUTOCOMMIT", "pool_timeout": patience, **_POOL}
 
 
 def _share_postgres(engine: sa.Engine, patience: float) -> None:
