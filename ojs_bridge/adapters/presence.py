@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -37,10 +37,11 @@ GRACE = 15.0
 #: How often, in seconds, a worker uses its subscription, so that no network forgets the connection.
 PING_SECONDS = 15.0
 
-#: KEYS: the times at which workers said that they live, and what they say of themselves.
+#: KEYS: the times at which workers said that they live, what they say of themselves, and lists.
 #: ARGV: a worker, what it says, seconds, and the worker's channel. Returns how many are subscribed to the
 #: channel, -1 if that may not be asked, and the workers that have been silent for longer, by the server's
-#: clock: each with what it said, its time, and the seconds of its silence.
+#: clock: each with what it said, its time, and the seconds of its silence. Then the length of each list, or
+#: -1 if that may not be asked.
 _LOOK = """
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
@@ -51,8 +52,13 @@ for _, worker in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[
   local at = redis.call('ZSCORE', KEYS[1], worker)
   silent[#silent + 1] = {worker, redis.call('HGET', KEYS[2], worker) or '["", []]', at, tostring(now - at)}
 end
+local lengths = {}
+for n = 3, #KEYS do
+  local length = redis.pcall('LLEN', KEYS[n])
+  lengths[n - 2] = type(length) == 'number' and length or -1
+end
 local subscribed = redis.pcall('PUBSUB', 'NUMSUB', ARGV[4])
-return {subscribed.err and -1 or subscribed[2], silent}
+return {subscribed.err and -1 or subscribed[2], silent, lengths}
 """
 #: KEYS as above; ARGV: a worker and its time. Forgets the worker, unless it has said since that it lives.
 _FORGET = """
@@ -80,7 +86,8 @@ class Presence:
 
     `suspect` is called with the family of a worker that may be dead, and `give_back` gives back the messages
     of a dead worker and returns how many; None leaves the worker to others, which know its queues. Both may
-    raise any error: then the next look tries again.
+    raise any error: then the next look tries again. `lists` returns keys of lists, each with what hears the
+    length that a look has found, or -1.
     """
 
     def __init__(
@@ -90,12 +97,13 @@ class Presence:
         family: str,
         *,
         queues: Callable[[], Sequence[str]] = tuple,
+        lists: Callable[[], Mapping[str, Callable[[int], object]]] = dict,
         suspect: Callable[[str], object],
         give_back: Callable[[Dead], int | None],
     ) -> None:
         self._keys = (present_key(prefix), f"{prefix}_ojs.workers")
         self._channel = f"{prefix}_ojs.worker."
-        self._worker, self._family, self._queues = worker, family, queues
+        self._worker, self._family, self._queues, self._lists = worker, family, queues, lists
         self._suspect, self._give_back = suspect, give_back
         self._client: Any = None
         self._subscription: Any = None
@@ -148,8 +156,11 @@ class Presence:
             self._enter(client)
         said = json.dumps([self._family, [*self._queues()], *self._place])
         words = self._worker, said, SUSPECTED_AFTER, self._channel + self._worker
-        asked = time.monotonic()
-        subscribed, silent = client.eval(_LOOK, len(self._keys), *self._keys, *words)
+        hearers, asked = self._lists(), time.monotonic()
+        keys = *self._keys, *hearers
+        subscribed, silent, lengths = client.eval(_LOOK, len(keys), *keys, *words)
+        for hear, length in zip(hearers.values(), lengths, strict=True):
+            hear(length)
         is_in_doubt = subscribed < 1 or time.monotonic() - self._pinged >= PING_SECONDS
         if is_in_doubt and not self._is_still_subscribed():
             # redis-py has connected anew by itself: an outage that raised no error.

@@ -350,6 +350,7 @@ class OnRedis(AnyBroker):
         super().__init__(broker)
         self.system, self.dead_places = "redis", DeadOnRedis(broker)
         self._acknowledgements: dict[str, Acknowledgements] = {}
+        self._wakes: dict[str, Wake] = {}
 
     def caveats(self, bridge: Bridge) -> Iterator[str]:
         settings: dict[str, str] = {}
@@ -391,7 +392,7 @@ class OnRedis(AnyBroker):
         on_redis.replace_on(self.broker, self.hands, woken)
 
     def present(self, reservations: Reservations, queues: Callable[[], Iterable[str]]) -> Presence:
-        return on_redis.present(self.broker, reservations, queues)
+        return on_redis.present(self.broker, reservations, queues, self._wakes)
 
     def consuming(self, queue_name: str) -> Acknowledgements:
         try:
@@ -402,7 +403,8 @@ class OnRedis(AnyBroker):
 
     def taking(self, inner: Any, thread: Any, queue_name: str, wake: Wake) -> Take:
         release = functools.partial(self.hands.release_strays, self.broker, queue_name)
-        return polling(inner, thread, wake, release)
+        self._wakes[queue_name] = wake
+        return polling(inner, thread, wake, functools.partial(on_redis.seldom, self.broker), release)
 
     def received(self, inner: Any, message: Any, *, is_delayed: bool) -> bool:
         return self.hands.take(message, is_delayed=is_delayed)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any, TypeAlias
@@ -33,6 +33,7 @@ from .compat import (
     worker_id,
 )
 from .delivery import Ending, delivery_of
+from .receiving import Wake
 from .translate import bare_job, encodable
 
 logger = logging.getLogger("ojs_bridge")
@@ -203,8 +204,13 @@ return count
 """
 
 
-def present(broker: Any, reservations: Reservations, queues: Callable[[], Iterable[str]]) -> Presence:
-    """Let the other workers know that this one lives, and give back what dead workers had."""
+def present(
+    broker: Any, reservations: Reservations, queues: Callable[[], Iterable[str]], wakes: Mapping[str, Wake]
+) -> Presence:
+    """Let the other workers know that this one lives, and give back what dead workers had.
+
+    The consumers of delayed messages hear by `wakes` whether Redis has some.
+    """
     prefix = f"{namespace(broker)}:"
 
     def give_back(dead: Dead) -> int:
@@ -228,11 +234,22 @@ def present(broker: Any, reservations: Reservations, queues: Callable[[], Iterab
         worker_id(broker),
         reservations.family,
         queues=lambda: sorted(queues()),
+        lists=lambda: {ids_of(broker, q): wake.looked for q, wake in [*wakes.items()] if q == dq_name(q)},
         suspect=reservations.suspect,
         give_back=give_back,
     )
     presence.start(lambda: broker.client)
     return presence
+
+
+def seldom(broker: Any) -> float:
+    """Return once in how many seconds a consumer is to fetch, though its queue is empty.
+
+    By fetches, Dramatiq knows that a worker lives; and at some of them, by chance, it gives back what a dead
+    worker had that did not have the bridge.
+    """
+    dead = broker.client.zcount(heartbeats_of(broker), 0, current_millis() - broker.heartbeat_timeout)
+    return 0.0 if dead else broker.heartbeat_timeout / 6000
 
 
 def forget(inner: Any, message: MessageProxy) -> None:

@@ -17,6 +17,7 @@ from dramatiq.broker import MessageProxy
 from dramatiq.common import compute_backoff, current_millis, dq_name, q_name
 from dramatiq.errors import ConnectionClosed
 
+from ..adapters.presence import LOOK_SECONDS
 from ..engine.storage_retry import is_of_process
 from . import compat
 from .compat import REDIS_ID, acks_of, messages_of
@@ -27,6 +28,8 @@ logger = logging.getLogger("ojs_bridge")
 #: How often a consumer looks for strays, messages that its worker has fetched from Redis and forgotten, in
 #: seconds.
 STRAYS_SECONDS = 30.0
+#: For how many seconds a queue counts as empty that a look has found empty; the next look comes before.
+EMPTY_SECONDS = 2 * LOOK_SECONDS
 #: How long a consumer that was woken waits for more messages to fetch with the first, in milliseconds.
 GATHER = 5
 #: Returns a consumer's next message, or None when none came in time.
@@ -38,6 +41,15 @@ class Wake(threading.Event):
 
     #: The thread waits until its worker has this many messages or fewer; None if it waits for messages.
     room: int | None = None
+    #: Until when, by the monotonic clock, Redis has nothing for the thread.
+    empty_until = 0.0
+
+    def looked(self, length: int) -> None:
+        """Hear the length of the thread's queue, or -1 if it is not known."""
+        if length:
+            self.set()
+        else:
+            self.empty_until = time.monotonic() + EMPTY_SECONDS
 
     def freed(self, inner: Any) -> None:
         """Wake the thread if a consumer that had its hands full has room for a lot of messages."""
@@ -46,25 +58,36 @@ class Wake(threading.Event):
 
 
 def polling(
-    inner: Any, thread: Any, wake: Wake, release_strays: Callable[[list[MessageProxy]], None]
+    inner: Any,
+    thread: Any,
+    wake: Wake,
+    seldom: Callable[[], float],
+    release_strays: Callable[[list[MessageProxy]], None],
 ) -> Take:
     """Wait in place of the consumer for Redis, whose sleep nothing ends; and look for strays now and then.
 
-    There are strays because redis-py silently repeats a fetch whose answer was lost.
+    There are strays because redis-py silently repeats a fetch whose answer was lost. While its queue counts
+    as empty, a consumer fetches once in so many seconds as `seldom` returns after a fetch.
     """
     longest, looked = compat.redis_timeout(inner), time.monotonic()
+    fetches_at = 0.0
     # The consumer returns at once.
     compat.redis_timeout.set(inner, 0)
 
     def take() -> MessageProxy | None:
-        nonlocal looked
+        nonlocal looked, fetches_at
         prefetch = compat.redis_prefetch(inner)
         # A worker that shuts down fetches nothing, and has no room however few messages it has.
         is_full = compat.outstanding(inner) >= prefetch > 0
         # Dramatiq would sleep as if there were no messages, and its threads would run dry.
         wake.room = prefetch // 2 if is_full else None
+        message: MessageProxy | None = None
+        rests = time.monotonic() < min(fetches_at, wake.empty_until)
         try:
-            message: MessageProxy | None = next(inner)
+            if not rests:
+                message = next(inner)
+                if message is None and not is_full and time.monotonic() < wake.empty_until:
+                    fetches_at = time.monotonic() + seldom()
             if message is None and time.monotonic() - looked > STRAYS_SECONDS:
                 looked = time.monotonic()
                 release_strays(_delayed_in(thread))
@@ -73,7 +96,8 @@ def polling(
         if message is not None:
             return message
         wake.freed(inner)
-        if wake.wait(_until_due(thread, _pause_after(inner, longest)) / 1000):
+        if wake.wait(_until_due(thread, longest if rests else _pause_after(inner, longest)) / 1000):
+            fetches_at = 0.0
             if not is_full:
                 time.sleep(_until_due(thread, GATHER) / 1000)
             wake.clear()

@@ -272,7 +272,7 @@ def test_a_worker_that_has_said_that_it_lives_keeps_its_messages(valkey: Valkey,
     fleet = Fleet(RedisBroker(url=valkey.url, namespace=unique), unique)
     fleet.send(fleet.actor(lambda n: None))
     assert len(slow.do_fetch(unique, 1)) == 1
-    here = present(fleet.broker, fleet.bridge.engine.reservations, lambda: [unique])
+    here = present(fleet.broker, fleet.bridge.engine.reservations, lambda: [unique], {})
     here.stop()
     slow.client.zadd(present_key(f"{unique}:"), {slow.broker_id: 2.5})
     assert here._give_back(Dead(slow.broker_id, [unique], 1.5)) == 0

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import time
 from typing import Any
+from uuid import uuid4
 
 import dramatiq
 import pytest
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.common import current_millis, dq_name
 
 from ojs_bridge.dramatiq import receiving
-from ojs_bridge.dramatiq.compat import consumer_of_thread
-from tests.on_dramatiq.fleet import Fleet
+from ojs_bridge.dramatiq.brokers import kind_of
+from ojs_bridge.dramatiq.compat import consumer_of_thread, heartbeats_of
+from ojs_bridge.dramatiq.on_redis import seldom
+from tests.on_dramatiq.fleet import Fleet, Sent
 from tests.servers import eventually
 
 #: Milliseconds that an idle worker sleeps, and seconds that no retry of these tests may be late.
@@ -79,6 +84,33 @@ def test_a_worker_with_its_hands_full_fetches_again_when_half_of_them_are_free(
     with fleet.working(threads=2):
         eventually(lambda: all(job.runs for job in jobs), seconds=25, what="every job")
         eventually(lambda: fleet.left() == 0)
+
+
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+def test_a_delayed_job_of_another_process_is_found_in_a_queue_that_was_empty(
+    broker: Any, unique: str
+) -> None:
+    """A consumer of delayed messages that rests is woken by the look of its worker's presence."""
+    fleet, kind = Fleet(broker, unique), kind_of(broker)
+    actor = fleet.actor(lambda n: None)
+    elsewhere = RedisBroker(client=broker.client, namespace=broker.namespace)
+    elsewhere.declare_queue(unique)
+    with fleet.working(threads=2, timeout=TIMEOUT):
+        fleet.end(fleet.send(actor))
+        wake = kind._wakes[dq_name(unique)]
+        for _ in range(3):
+            eventually(lambda: wake.empty_until > time.monotonic() + 1, what="a look at an empty queue")
+            key, sent = uuid4().hex, time.monotonic()
+            job = Sent(elsewhere.enqueue(actor.message(key), delay=200).message_id, fleet.runs[key])
+            eventually(lambda job=job: job.runs, what="the run")
+            assert 0.2 <= time.monotonic() - sent < LATE
+
+
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+def test_a_consumer_does_not_rest_while_dramatiq_may_give_back_what_a_dead_worker_had(broker: Any) -> None:
+    assert seldom(broker) == broker.heartbeat_timeout / 6000
+    broker.client.zadd(heartbeats_of(broker), {"dead": current_millis() - broker.heartbeat_timeout - 1})
+    assert seldom(broker) == 0
 
 
 @pytest.mark.parametrize("broker", ["redis"], indirect=True)
