@@ -21,7 +21,6 @@ from ..rules.failures import ErrorMap, Errors
 from ..rules.policy import PartialPolicy, RetryPolicy, check_errors, check_partial
 from . import compat
 from .installation import (
-    ACKS_NATIVELY,
     attach,
     check_signatures,
     check_task,
@@ -31,7 +30,7 @@ from .installation import (
     prepare,
     refuse_misnamed,
 )
-from .native import AUTORETRYING, native_of, unreadable
+from .native import native_of, of, unreadable
 from .receiving import Outside, outside_of
 from .task import (
     Bridged,
@@ -46,8 +45,6 @@ logger = logging.getLogger("ojs_bridge")
 
 #: The method of Django's task class that sends a job after a commit: such a class needs one base more.
 _ON_COMMIT = "apply_async_on_commit"
-#: The attribute of a task that stays native, which is said once: why it does.
-_LEFT = "_ojs_left_native"
 #: The options of a task that are the bridge's.
 _OWN = (RETRY_OPTION, "ojs_retry_on", "ojs_errors")
 _MISNAMED = MISNAMED - {"retry"} | set(_OWN)
@@ -117,26 +114,26 @@ def _adopt_new_tasks(app: Celery) -> None:
 
 def _adopt(task: Task, app: Celery) -> None:
     """Put a registered task under the bridge if a policy names it; its own class stays its base."""
-    if getattr(task, "ojs_bridged", False) or _LEFT in vars(task) or task.name.startswith("celery."):
+    if getattr(task, "ojs_bridged", False) or task.name.startswith("celery."):
         return
-    installed = installation(app).terms.policies.of(task.name)
-    if installed is None and getattr(task, RETRY_OPTION, None) is None:
+    kept, installed = of(task), installation(app).terms.policies.of(task.name)
+    if kept.why_native or (installed is None and getattr(task, RETRY_OPTION, None) is None):
         return
-    why, outside = unreadable(task), outside_of(task)
+    why, outside, native = unreadable(task), outside_of(task), type(task)
     if why is None:
         try:
             _take_over(task, outside)
         except Exception as error:  # noqa: BLE001 - a metaclass is the user's code
             why = _why(task, error)
     if why is not None:
-        setattr(task, _LEFT, why)
+        kept.why_native = why
         logger.warning("task %s stays native: %s", task.name, why)
         return
+    kept.taken_from = native
     if installed and installed.acks_late is not None:
-        setattr(task, ACKS_NATIVELY, task.acks_late)
-        task.acks_late = installed.acks_late
+        kept.acks_late, task.acks_late = bool(task.acks_late), installed.acks_late
     if compat.orig_run.name in vars(task):
-        setattr(task, AUTORETRYING, task.run)
+        kept.autoretrying = task.run
         # The policy retries; autoretry_for says only which errors are retried.
         task.run = autoretrying_outside(task) if outside else compat.orig_run(task)
 
@@ -165,7 +162,6 @@ def _take_over(task: Task, outside: Outside | None) -> None:
         "__doc__": native.__doc__,
         "ojs_native": property(native_of),
         "ojs_outside": outside,
-        "ojs_taken_from": native,
         # The class of a task has its options; the bridge's own class would hide them.
         **{name: getattr(native, name) for name in _OWN if hasattr(native, name)},
     }

@@ -49,8 +49,6 @@ WORKER_ERRORS: dict[type[BaseException], Mapped] = {
 
 #: The attribute of an app that has its installation.
 _INSTALLATION = "_ojs_installation"
-#: Where a task keeps its own `acks_late`, when a policy has another for its jobs under the bridge.
-ACKS_NATIVELY = "_ojs_acks_natively"
 
 
 class Settings(NamedTuple):

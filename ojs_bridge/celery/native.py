@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from decimal import Decimal
 from numbers import Real
@@ -20,13 +21,34 @@ from . import compat
 
 #: The module of Celery's own task classes.
 NATIVE = "celery.app.task"
-#: Where a task keeps its `run` with Celery's automatic retries around it, when it runs without them.
-AUTORETRYING = "_ojs_autoretrying"
+#: The one attribute of ours that a task itself has. The plan reads a task whose app has no installation.
+_OF_TASK = "_ojs_of_task"
 #: The shortest and the longest interval, in seconds: a policy has none of zero, and a calendar ends.
 _SHORTEST = 0.001
 LONGEST = 100 * 365 * 86_400
 #: The main process raises these for a child that it killed, or that died; no task sees them.
 KILLED = (TimeLimitExceeded, WorkerLostError)
+
+
+@dataclass(eq=False)
+class OfTask:
+    """What the bridge keeps of a task in this process."""
+
+    #: Its own class, if `install` has taken it over.
+    taken_from: type[Task] | None = None
+    #: Its `run` with Celery's automatic retries around it, if it runs without them.
+    autoretrying: Callable[..., Any] | None = None
+    #: Its own `acks_late`, if a policy has another for its jobs under the bridge.
+    acks_late: bool | None = None
+    #: Why it stays native, and the options of its `self.retry(...)` that do not count: the log says so once.
+    why_native: str = ""
+    said: set[str] = field(default_factory=set)
+
+
+def of(task: Task) -> OfTask:
+    """Return what the bridge keeps of a task."""
+    kept: OfTask | None = vars(task).get(_OF_TASK)
+    return kept or vars(task).setdefault(_OF_TASK, OfTask())
 
 
 def explicit(task: Task, option: str) -> bool:
@@ -41,7 +63,7 @@ def automatic(task: Task, option: str, *, default: Any) -> Any:
     Celery does not read a later annotation or assignment.
     """
     if compat.orig_run.name in vars(task):
-        run = vars(task).get(AUTORETRYING, vars(task).get("run"))
+        run = of(task).autoretrying or vars(task).get("run")
         return compat.kept_option(run, option, getattr(task, option, default))
     return getattr(task, option, default)
 

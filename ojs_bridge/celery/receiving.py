@@ -27,6 +27,7 @@ from ..rules.job import MAX_DEPTH, Job, count_of, decoded
 from . import compat
 from . import wire as wires
 from .installation import attach, installation
+from .native import of
 from .wire import NAME
 
 logger = logging.getLogger("ojs_bridge")
@@ -242,7 +243,7 @@ def outside_of(task: Task) -> Outside | None:
 def check_canary(app: Celery) -> None:
     """Say in the log which jobs are under the bridge already; ConfigurationError for what names no task."""
     canary = installation(app).terms.canary
-    installed = [task for task in app.tasks.values() if "ojs_outside" in vars(type(task))]
+    installed = [task for task in app.tasks.values() if of(task).taken_from]
     canary.check([task.name for task in installed], f"installed task of the app {app.main!r}")
     if any(task.ojs_outside for task in installed):
         logger.warning("canary: under the bridge are %s; Celery itself runs the other jobs", canary)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any
@@ -42,29 +43,48 @@ from .ends import (
     requeues,
     telling,
 )
-from .installation import installation
+from .installation import Installation, installation
 from .keeping import await_stop, is_cold, keep, may_be_of_a_stop
 from .wire import KEY, OUTCOME, carried, chain_of, known
 
 logger = logging.getLogger("ojs_bridge")
 
 
+@dataclass(eq=False, slots=True)
+class Received:
+    """What the worker's main process knows of a message that it has received."""
+
+    own: Installation
+    at: float
+    #: Since when the worker keeps the message, and when its run began that has crashed since.
+    kept_at: float = 0.0
+    began: datetime | None = None
+    #: Whether its crash is judged, its run is cancelled, and the pool of this process has told of its end.
+    is_judged: bool = False
+    is_cancelled: bool = False
+    is_told: bool = False
+
+    @property
+    def ago(self) -> float:
+        """The seconds since the worker received the message."""
+        return time.monotonic() - self.at
+
+    @property
+    def age(self) -> float:
+        """The seconds for which the worker has kept the message."""
+        return time.monotonic() - self.kept_at if self.kept_at else 0.0
+
+
 class OJSRequest(Request):  # type: ignore[misc]
     """A request whose job runs under the bridge."""
 
-    _ojs_settled = False
-    _ojs_kept_at = 0.0
-    _ojs_cancelled = False
-    _ojs_began: datetime | None = None
     acknowledged: bool
-    #: Whether the pool of this process has told of the end of the run.
-    ojs_told = False
+    ojs: Received
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
-        self._ojs_received_at = time.monotonic()
-        self._ojs_own = installation(self.app)
-        publication = self._ojs_own.source.publication(message)
+        self.ojs = Received(installation(self.app), time.monotonic())
+        publication = self.ojs.own.source.publication(message)
         parts = carried(message, self.body, options.get("headers"), self.app, publication)
         self.request_dict["properties"] = {**self.request_dict["properties"], KEY: parts}
 
@@ -73,21 +93,21 @@ class OJSRequest(Request):  # type: ignore[misc]
 
         A pool that cannot end a run lets it go on: Celery would raise that within the run itself.
         """
-        self._ojs_cancelled = True
+        self.ojs.is_cancelled = True
         try:
             super().cancel(*args, **options)
         except BaseException as error:
-            self._ojs_cancelled = False
+            self.ojs.is_cancelled = False
             if not isinstance(error, NotImplementedError):
                 raise
 
     def acknowledge(self) -> None:
         """Acknowledge the message; if it surely has no copy, the store can forget its reservation."""
-        if self._ojs_cancelled:
+        if self.ojs.is_cancelled:
             return
         super().acknowledge()
         try:
-            headers, own = self.request_dict, self._ojs_own
+            headers, own = self.request_dict, self.ojs.own
             if own.bridge and own.bridge.store and not headers.get("retries") and HEADER not in headers:
                 key = Job(str(self.id), "", "", chain=chain_of(headers)).key
                 for keeper in tuple(own.keepers):
@@ -97,14 +117,14 @@ class OJSRequest(Request):  # type: ignore[misc]
 
     def ojs_end(self, end: Any) -> None:
         """Handle what a pool of this process tells of a run: a killed greenlet looks like a success."""
-        if isinstance(end, tuple) and end[0] is False and not (self._ojs_cancelled or _is_over(self)):
+        if isinstance(end, tuple) and end[0] is False and not (self.ojs.is_cancelled or _is_over(self)):
             end = _info(WorkerLostError("its greenlet was killed"))
         if isinstance(end, ExceptionInfo):
             self.on_failure(end)
         else:
             self.on_success(end)
-        self.ojs_told = True
-        self._ojs_own.running.pop(self, None)
+        self.ojs.is_told = True
+        self.ojs.own.running.pop(self, None)
 
     def ojs_left(self, error: BaseException | None) -> None:
         """End a run that its thread or greenlet has left without an end, as if its process had died.
@@ -113,12 +133,12 @@ class OJSRequest(Request):  # type: ignore[misc]
         """
         is_acknowledged = self.acknowledged or self.message.acknowledged
         is_ended = is_acknowledged and self not in compat.active_requests(state)
-        if not (self.ojs_told or is_ended or self._ojs_cancelled or _is_over(self)):
+        if not (self.ojs.is_told or is_ended or self.ojs.is_cancelled or _is_over(self)):
             self.acknowledged = is_acknowledged
             for settle in ("ack", "reject"):
                 setattr(self.message, settle, partial(_once, self.message, getattr(self.message, settle)))
             logger.error("job %s: its run has broken off: %r", known(self), error)
-            self._ojs_settled = False
+            self.ojs.is_judged = False
             self.on_failure(_info(WorkerLostError(f"its thread has left it: {error!r}")))
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
@@ -134,7 +154,7 @@ class OJSRequest(Request):  # type: ignore[misc]
             # The process may have died before it gave its attempt back.
             self._ojs_release()
         crash = None if return_ok or _is_over(self) else _crash(raised)
-        if crash is None or self._ojs_settled or self._ojs_succeeded(crash):
+        if crash is None or self.ojs.is_judged or self._ojs_succeeded(crash):
             return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
         natively = partial(super().on_failure, exc_info, send_failed_event, return_ok)
         if requeues(self.task, crash):
@@ -142,7 +162,7 @@ class OJSRequest(Request):  # type: ignore[misc]
             natively = partial(super().on_timeout, soft=False, timeout=crash.args[0] if crash.args else None)
         judge = partial(self._ojs_end, crash, exc_info, self.worker_pid, natively)
         if isinstance(crash, WorkerLostError) and self.task.acks_late and may_be_of_a_stop(raised):
-            self._ojs_settled = True
+            self.ojs.is_judged = True
             return await_stop(self.app, self._ojs_give_back, judge)
         return judge()
 
@@ -150,20 +170,10 @@ class OJSRequest(Request):  # type: ignore[misc]
         """Handle a time limit; a hard one is judged here, once."""
         if soft:
             return super().on_timeout(soft, timeout)
-        if self._ojs_settled:
+        if self.ojs.is_judged:
             return None
         exc = TimeLimitExceeded(timeout)
         return self._ojs_end(exc, _info(exc), self.worker_pid, partial(super().on_timeout, soft, timeout))
-
-    @property
-    def ojs_received_ago(self) -> float:
-        """The seconds since the worker received the message."""
-        return time.monotonic() - self._ojs_received_at
-
-    @property
-    def ojs_age(self) -> float:
-        """The seconds for which the worker has kept the message."""
-        return time.monotonic() - self._ojs_kept_at if self._ojs_kept_at else 0.0
 
     def ojs_send_on(self) -> bool:
         """Publish the message of a job that waits anew, and acknowledge it; False if that cannot be."""
@@ -178,7 +188,7 @@ class OJSRequest(Request):  # type: ignore[misc]
 
     def _ojs_keep(self, kept: Kept, again: Callable[[], object] | None = None) -> bool:
         """Let the worker keep the message; False if it cannot."""
-        self._ojs_kept_at = self._ojs_kept_at or time.monotonic()
+        self.ojs.kept_at = self.ojs.kept_at or time.monotonic()
         if kept.outcome is not None:
             self.request_dict["properties"] = {**self.request_dict["properties"], OUTCOME: kept.outcome}
         return keep(self.app, self, kept, again)
@@ -217,13 +227,13 @@ class OJSRequest(Request):  # type: ignore[misc]
         self, exc: Exception, exc_info: Any, process: int | None, natively: Callable[[], object]
     ) -> Any:
         """Judge a crash; `natively` lets Celery end a job that does not go on."""
-        self._ojs_settled = True
+        self.ojs.is_judged = True
         if self.time_start:
-            self._ojs_began = datetime.fromtimestamp(self.time_start, timezone.utc)
+            self.ojs.began = datetime.fromtimestamp(self.time_start, timezone.utc)
         try:
             # The worker's main process must not wait.
             with at_once():
-                end = crashed(self._ojs_delivery(), exc, process, self._ojs_began)
+                end = crashed(self._ojs_delivery(), exc, process, self.ojs.began)
         except StoreError as error:
             end = Kept(repr(error))
         except Exception as error:

@@ -41,7 +41,6 @@ from . import compat
 from .delivery import Delivery, outcome_asked, task_outcome
 from .ends import Again, End, Kept, Over, Unsettled, kept_here, reopen_chord, shown_exception, telling
 from .installation import task_policy
-from .native import AUTORETRYING
 from .wire import NAME
 from .wish import OURS, Failed, Running, Wish, answered, is_automatic, limited, options_of, without_limit
 
@@ -291,7 +290,7 @@ class TaskRun(Running):
         """
         delivery, task = self.delivery, self.delivery.task
         retry = decision if isinstance(decision, RetryAt) else None
-        automatically = AUTORETRYING in vars(task) and is_automatic(task, run, raised)
+        automatically = compat.orig_run.name in vars(task) and is_automatic(task, run, raised)
         if automatically or not hasattr(task.retry, OURS):
             if retry is None:
                 judged = delivery.judge(without_limit(run), outcome)

@@ -25,15 +25,8 @@ from ..rules.policy import PartialPolicy
 from . import compat
 from .delivery import Delivery
 from .ends import Keep, Kept, telling
-from .installation import (
-    ACKS_NATIVELY,
-    LATER,
-    check_signatures,
-    header_for,
-    prepare,
-    refuse_misnamed,
-)
-from .native import AUTORETRYING, NATIVE
+from .installation import LATER, check_signatures, header_for, prepare, refuse_misnamed
+from .native import NATIVE, of
 from .receiving import Handler, Outside, receiver
 from .run import TaskRun
 from .wire import EAGER_RETRIES, KEY, is_broadcast, known
@@ -220,9 +213,9 @@ class NativeTask(Proxy):  # type: ignore[misc]
 
     def __getattr__(self, name: str) -> Any:
         task = compat.get_current_object(self)()
-        own = vars(task)
-        if name == "acks_late" and ACKS_NATIVELY in own:
-            return own[ACKS_NATIVELY]
+        own, acks_late = vars(task), of(task).acks_late
+        if name == "acks_late" and acks_late is not None:
+            return acks_late
         return own[name] if name in own else getattr(super(Bridged, task), name)
 
 
@@ -321,13 +314,15 @@ def refuse_native(name: str, cls: type[Task], given: Mapping[str, Any] | None = 
         )
 
 
-def leave_native(task: Task) -> None:
+def leave_native(task: Task, why: str) -> None:
     """Give a task that `install` took over back to Celery."""
-    task.__class__ = type(task).ojs_taken_from
-    if AUTORETRYING in vars(task):
-        task.run = vars(task).pop(AUTORETRYING)
-    if ACKS_NATIVELY in vars(task):
-        task.acks_late = vars(task).pop(ACKS_NATIVELY)
+    kept = of(task)
+    task.__class__, kept.taken_from, kept.why_native = kept.taken_from, None, why
+    if kept.autoretrying is not None:
+        task.run, kept.autoretrying = kept.autoretrying, None
+    if kept.acks_late is not None:
+        task.acks_late, kept.acks_late = kept.acks_late, None
+    logger.warning("task %s stays native: %s", task.name, why)
 
 
 def autoretrying_outside(task: Task) -> Callable[..., Any]:
@@ -374,7 +369,7 @@ def _body(task: Any, *, natively: bool) -> Any:
     if call is not None:
         return call.__get__(task)
     # `install` has put the automatic retries of a task aside.
-    return vars(task).get(AUTORETRYING, task.run) if natively else task.run
+    return (natively and of(task).autoretrying) or task.run
 
 
 @dataclass(frozen=True, slots=True)

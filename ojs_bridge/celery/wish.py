@@ -26,7 +26,7 @@ from ..rules.failures import Failure, safe_repr, traceback_of
 from ..rules.job import Header, Job
 from ..rules.policy import LARGEST, RetryPolicy
 from . import compat
-from .native import LONGEST, attempts, automatic, autoretry_for
+from .native import LONGEST, attempts, automatic, autoretry_for, of
 from .wire import (
     BROKER_HEADERS,
     DELAY_PREFIX,
@@ -42,9 +42,6 @@ from .wire import (
 
 logger = logging.getLogger("ojs_bridge")
 
-#: The attribute of a task with what the log has said of its retries.
-_SAID = "_ojs_said"
-
 #: What a producer is told of a message and is no property of it; `expiration` is said by its header, too.
 _ON_PUBLISHING = frozenset(
     {
@@ -52,8 +49,8 @@ _ON_PUBLISHING = frozenset(
         "immediate", "mandatory", "redelivered", "retry", "retry_policy", "serializer", "timeout",
     }
 )  # fmt: skip
-#: The one attribute of ours that a request has. Without it here, Celery would take it for a header, and send
-#: it along.
+#: The one attribute of ours that a task's request has. Without it here, Celery would take it for a header,
+#: and send it along.
 Context.ojs_run = None
 #: The mark of the `retry` that the bridge puts in the place of Celery's.
 OURS = "ojs_ours"
@@ -422,7 +419,7 @@ def _raised(exc: Any) -> BaseException:
 
 def say_once(task: Task, option: str, why: str) -> None:
     """Log once for a task that an option of its `self.retry(...)` does not count."""
-    said: set[str] = vars(task).setdefault(_SAID, set())
+    said = of(task).said
     if option not in said:
         said.add(option)
         logger.warning("task %s: self.retry(%s=...) does not count: %s", task.name, option, why)

@@ -21,7 +21,7 @@ from ..engine.threads import keep_going
 from . import compat
 from .installation import attach, check_task, installation, is_bridged, task_policy
 from .keeping import note_stop
-from .native import unreadable
+from .native import of, unreadable
 from .receiving import check_canary
 from .run import settle_success
 from .task import leave_native
@@ -79,12 +79,12 @@ def watch_runs(pool: Any) -> None:
 
     def on_apply(*args: Any, callback: Any = None, **options: Any) -> Any:
         request: Any = getattr(callback, "__self__", None)
-        if not hasattr(request, "ojs_told"):
+        if not hasattr(request, "ojs"):
             return apply(*args, callback=callback, **options)
-        request.ojs_told = False
+        request.ojs.is_told = False
         result = apply(*args, callback=request.ojs_end, **options)
         # A job that does little may have ended by now, and then nobody takes it out.
-        if result is not None and not request.ojs_told:
+        if result is not None and not request.ojs.is_told:
             installation(request.app).running[request] = result
         return result
 
@@ -99,9 +99,8 @@ def check_app(app: Celery, *, is_program: bool = False) -> None:
     installation(app).terms.policies.check(app.tasks, f"task of the app {app.main!r}")
     for task in app.tasks.values():
         # Options may have been set since the task was taken over.
-        if hasattr(task, "ojs_taken_from") and (why := unreadable(task)):
-            logger.warning("task %s stays native: %s", task.name, why)
-            leave_native(task)
+        if of(task).taken_from and (why := unreadable(task)):
+            leave_native(task, why)
         check_task(app, task.name)
         task_policy(app, task).layers.retries.resolve()
     check_canary(app)
