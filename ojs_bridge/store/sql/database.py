@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -137,7 +138,7 @@ class Database:
         self._driver = self._quick.dialect.loaded_dbapi
         self._failures = (*_FAILURES, self._driver.Error)
         #: The statements that the driver runs by itself, and the order of their values.
-        self._written: dict[Upsert, tuple[str, Sequence[str]]] = {}
+        self._written: dict[tuple[Upsert, bool], tuple[str, Sequence[str]]] = {}
         self._in_use: AbstractContextManager[None] = nullcontext()
         if not self.is_postgres:
             self._in_use = _Lock(engines.in_use, self._busy_seconds, self.shown)
@@ -191,30 +192,35 @@ class Database:
                 connection.execute(engines.BOUND, self._bounds)
             yield connection
 
-    def write(self, upsert: Upsert, row: Mapping[str, Any]) -> bool:
-        """Write a row, which takes effect at once; return whether it was written. Raises StoreError.
+    def write(self, upsert: Upsert, *rows: Mapping[str, Any]) -> bool:
+        """Write rows of different keys, which take effect at once; return whether all of them were written.
 
-        The driver does it alone: with SQLAlchemy a statement takes several times as long.
+        The driver does it alone: with SQLAlchemy a statement takes several times as long. Raises StoreError.
         """
-        known = self._written.get(upsert)
+        in_one = self.is_postgres and len(rows) > 1
+        known = self._written.get((upsert, in_one))
         if known is None:
             dialect = self._quick.dialect
-            compiled: Any = upsert.statements[dialect.name].compile(dialect=dialect)
-            known = self._written[upsert] = str(compiled), compiled.positiontup or ()
+            insert = upsert.from_json if in_one else upsert.statements[dialect.name]
+            compiled: Any = insert.compile(dialect=dialect)
+            known = self._written[upsert, in_one] = str(compiled), compiled.positiontup or ()
         statement, order = known
+        # An escaped letter would need a database in UTF-8.
+        given = ({"rows": json.dumps(rows, ensure_ascii=False)},) if in_one else rows
         with self._opened():
             # SQLAlchemy is not told what happens to the connection.
             pooled = self._quick.raw_connection()
             try:
                 connection: Any = pooled.driver_connection
-                written: bool | None = connection.write(statement, row) if self._by_libpq else None
-                if written is not None:
-                    return written
-                cursor = pooled.cursor()
-                cursor.execute(statement, [row[name] for name in order] if order else row)
-                if not self.is_postgres:
-                    pooled.commit()
-                return bool(cursor.rowcount == 1)
+                written: int | None = connection.write(statement, given[0]) if self._by_libpq else None
+                if written is None:
+                    cursor, written = pooled.cursor(), 0
+                    for row in given:
+                        cursor.execute(statement, [row[name] for name in order] if order else row)
+                        written += cursor.rowcount
+                    if not self.is_postgres:
+                        pooled.commit()
+                return written == len(rows)
             except BaseException as error:
                 if not isinstance(error, self._driver.Error):
                     pooled.invalidate(error)

@@ -94,9 +94,8 @@ class SQLDocuments:
             if known is not row:
                 known.update((name, known[name] + row[name]) for name in _COUNTS)
         if rows:
-            with self._db.connection() as connection:
-                # All processes write in the same order, so that no two of them wait for each other's rows.
-                _ADD.together(connection, [rows[place] for place in sorted(rows)])
+            # All processes write in the same order, so that no two of them wait for each other's rows.
+            self._db.write(_ADD, *(rows[place] for place in sorted(rows)))
 
     def rates(self, since: datetime, until: datetime, span: Span) -> Sequence[Rate]:
         """Return the rates of the spans that begin in a time, by time."""

@@ -49,16 +49,16 @@ class InTime(Connection[Any]):
                 self._break_off(gen)
             raise
 
-    def write(self, statement: str, row: Mapping[str, Any]) -> bool | None:
-        """Write a row, in half of the CPU time that psycopg takes; return whether it was written.
+    def write(self, statement: str, row: Mapping[str, Any]) -> int | None:
+        """Run a statement, in half of the CPU time that psycopg takes; return how many rows it has written.
 
         None if the answer is an error: psycopg is to ask again, and to say what it is. So the statement must
         mean the same when it runs twice. Raises OperationalError.
         """
-        written: bool | None = self.wait(self._writing(statement, row))
+        written: int | None = self.wait(self._writing(statement, row))
         return written
 
-    def _writing(self, statement: str, row: Mapping[str, Any]) -> Generator[int, int, bool | None]:
+    def _writing(self, statement: str, row: Mapping[str, Any]) -> Generator[int, int, int | None]:
         text, columns = _numbered(statement)
         values = [str(row[column]).encode(self._encoding) for column in columns]
         if self.prepare_threshold is None:
@@ -73,7 +73,7 @@ class InTime(Connection[Any]):
             self.pgconn.send_query_prepared(self._written[text], values)
         result = yield from self._result()
         if result.status in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
-            return bool(result.command_tuples == 1)
+            return result.command_tuples or 0
         # psycopg may have deallocated all, and a table may have changed.
         self._written.clear()
         return None

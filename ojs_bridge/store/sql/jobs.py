@@ -175,13 +175,13 @@ class SQLReservedRuns:
         ordered = sorted(settles, key=attrgetter("reservation"))
         rows = [settling(self._db.namespace, each)[1] for each in ordered]
         holders = {index_id(each.holder or "") for each in settles}
+        if self._db.write(_SETTLE_ALONE, *rows):
+            return lost
         with self._db.connection() as connection:
-            if _SETTLE_ALONE.together(connection, rows):
-                return lost
             for batch in batches([each.reservation for each in settles]):
                 ours = sa.and_(self._any_of(batch), _r.settled, _r.holder.in_(holders))
                 lost += tuple(_without(batch, connection.execute(sa.select(_r.key, _r.fence).where(ours))))
-            return lost
+        return lost
 
     def release(self, settle: Settle) -> bool:
         """Release a reservation unused; False when the record has another fence or holder, or is settled."""

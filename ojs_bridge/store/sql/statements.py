@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -57,7 +56,6 @@ class Upsert:
     ) -> None:
         self._table, self._replaced, self._changes, self._where = table, replaced, changes, where
         self._may_be_lost = may_be_lost
-        self._from_json: sa.Insert | None = None
         #: The statement for each kind of database.
         self.statements = {name: self._on_conflict(insert(table)) for name, insert in INSERTS.items()}
 
@@ -71,18 +69,8 @@ class Upsert:
         statement = self.statements[connection.dialect.name]
         return connection.execute(statement, rows if len(rows) > 1 else rows[0]).rowcount == len(rows)
 
-    def together(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> bool:
-        """Write rows of different keys in one statement; return whether all of them were written."""
-        if len(rows) == 1 or connection.dialect.name != "postgresql":
-            return self.all(connection, rows)
-        # An escaped letter would need a database in UTF-8.
-        text = json.dumps(rows, ensure_ascii=False)
-        # Not a `cached_property`: before Python 3.12 a child could inherit its lock from another thread.
-        if self._from_json is None:
-            self._from_json = self._of_json()
-        return connection.execute(self._from_json, {"rows": text}).rowcount == len(rows)
-
-    def _of_json(self) -> sa.Insert:
+    @property
+    def from_json(self) -> sa.Insert:
         """PostgreSQL's statement for rows in one JSON text, which the client writes faster than arrays."""
         text = sa.cast(sa.bindparam("rows", type_=sa.Text), sa.JSON)
         read = sa.func.json_populate_recordset(sa.text(f"NULL::{self._table.name}"), text)
