@@ -18,9 +18,9 @@ from tests.servers import Valkey, eventually
 
 JOBS = 10
 #: How long an idle worker is watched, in seconds, and the trips that a second has at most: one of the
-#: presence, one of the scheduler, and those by which the frameworks ask for messages.
-WATCHED = 6.0
-MOST = {"dramatiq": 4.0, "celery": 4.5}
+#: presence, one of the scheduler, and those by which the frameworks ask for messages. A few are of rates.
+WATCHED = 10.0
+MOST = {"dramatiq": 4.0, "celery": 3.6}
 
 
 def trips_to(client: redis.Redis) -> int:
@@ -56,4 +56,4 @@ def test_an_idle_worker_asks_seldom(framework: str, fleet_on: Callable[[str], Fl
         finally:
             worker.terminate()
             worker.wait(60)
-    assert seconds < trips <= MOST[framework] * seconds + 2
+    assert seconds < trips <= MOST[framework] * seconds + 3

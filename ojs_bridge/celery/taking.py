@@ -7,12 +7,12 @@ the message back when this one has died. What another worker has now, this one c
 A worker asks Redis in one of three ways, its steps:
 
     take --- messages -----------------------------------------------> take
-    take --- none, and this worker may listen ------------> listen --> take when the bell rings, or after 1 s
+    take --- none, and this worker may listen ------------> listen --> listen when it rings, or after a second
     take --- none, and others listen, or there is no bell --> wait --> take after half a second at one queue
 
 - `take` answers at once, with as many messages as the worker has room for.
 - `listen` asks once more, and lets a bell ring when one of the queues changes. Two of the free workers of the
-  same queues listen: if all did, all would come for each message.
+  same queues listen: if all did, all would come for each message. They `take` again for their places to last.
 - `wait` takes nothing: it returns when the queue has a message.
 
 Kombu makes three trips a job, and its loop stands still for two of them. Here a question for messages carries
@@ -44,8 +44,9 @@ from . import compat
 
 logger = logging.getLogger("ojs_bridge")
 
-#: Seconds after which an idle worker looks at its queues, though no bell has rung.
-_REST_SECONDS = 1.0
+#: Seconds after which an idle worker looks at its queues, though no bell has rung; and after which it asks
+#: for its place among those that listen anew: `take.lua` keeps that for four at least.
+_REST_SECONDS, _PLACE_SECONDS = 1.0, 3.0
 #: Seconds in which Redis rings a bell that is tried.
 _RING_SECONDS = 1.0
 #: Seconds that it waits at one queue before it looks at all, priorities included, if Redis rings no bell.
@@ -125,9 +126,9 @@ class Taking:
     _ojs_waits = 0
     #: None before it is needed, False on a server that rings none.
     _ojs_bell: Bell | Literal[False] | None = None
-    #: Whether the bell is waited for, and until when.
+    #: Whether the bell is waited for, and until when; and when the place among those that listen is old.
     _ojs_resting = False
-    _ojs_rest_ends = 0.0
+    _ojs_rest_ends = _ojs_place_ends = 0.0
     _ojs_stock = False
     #: Whether kombu itself takes the next message, which the script cannot read.
     _ojs_next_is_stock = False
@@ -185,7 +186,7 @@ class Taking:
         if self._ojs_resting and not sent and not self._ojs_bell.rang:
             if now < self._ojs_rest_ends:
                 return
-            self._ojs_next = "take"
+            self._ojs_next = "listen" if now < self._ojs_place_ends else "take"
         connection = compat.client_connection(self.client)
         step: Step = "take" if sent else self._ojs_next
         if step == "listen" and not self._ojs_set_bell(connection):
@@ -265,7 +266,7 @@ class Taking:
             self._ojs_next = "listen" if step == "listen" else "wait"
             self._ojs_resting = step == "listen" and self._ojs_bell.is_set
         if taken == 1:
-            self._ojs_next = "listen"
+            self._ojs_next, self._ojs_place_ends = "listen", time.monotonic() + _PLACE_SECONDS
         if step == "wait" or not taken or taken == 1:
             raise Empty
         self._ojs_deliver([(self._ojs_asked[n % len(self._ojs_asked)], tag, item) for n, tag, item in taken])
