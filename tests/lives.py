@@ -106,7 +106,7 @@ def reserve_and_die(bridge: Bridge, job_id: str, *, seconds: float) -> float:
     store, now = bridge.store, bridge.engine.now()
     assert store is not None
     until = now + timedelta(seconds=seconds)
-    mark = f"dead:{to_ms(now)}:0"
+    mark = f"{to_ms(now)}:0"
     store.reservations.reserve(
         Reservation(job_id, 0), publication="", holder="dead", mark=mark, now=now, until=until
     )
