@@ -8,7 +8,7 @@ import math
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -25,6 +25,7 @@ from ..adapters.private_names import numbers_of
 from ..bridge import Bridge
 from ..engine.reservations import UNTOLD, Reservations
 from ..engine.runs import Backlog
+from ..engine.storage_retry import Outage
 from ..engine.threads import cached
 from ..rules.job import Job
 from ..rules.notations import spoken
@@ -96,6 +97,8 @@ class AnyBroker:
         self.dead_places: Places = DeadElsewhere(broker)
         #: What this process has taken from Redis, and not settled; nothing on another broker.
         self.hands = Hands()
+        #: What settles and acknowledges for the worker's threads.
+        self.acks: Acknowledgements | None = None
 
     @cached
     def outages(self) -> tuple[type[Exception], ...]:
@@ -133,14 +136,14 @@ class AnyBroker:
         """Let the retry that this thread enqueues take the place of a message, in one step if it can."""
         return nullcontext()
 
-    def boot(self, woken: Callable[[str], None]) -> None:
+    def boot(self, woken: Callable[[str], None], outage: Outage) -> None:
         """Prepare a process that consumes; `woken` is to hear the queue of each message that it enqueues."""
 
     def present(self, reservations: Reservations, queues: Callable[[], Iterable[str]]) -> Presence | None:
         """Let other workers know that this one lives, if they give back what dead workers had."""
 
-    def consuming(self, queue_name: str) -> Acknowledgements | None:
-        """Prepare for a new consumer of a queue; return what sends its acknowledgements together, if any."""
+    def consuming(self, queue_name: str) -> None:
+        """Prepare for a new consumer of a queue."""
 
     def taking(self, inner: Any, thread: Any, queue_name: str, wake: Wake) -> Any:
         """Return the function by which the consumer of a thread takes its next message."""
@@ -349,20 +352,10 @@ class OnRedis(AnyBroker):
     def __init__(self, broker: Any) -> None:
         super().__init__(broker)
         self.system, self.dead_places = "redis", DeadOnRedis(broker)
-        self._acknowledgements: dict[str, Acknowledgements] = {}
         self._wakes: dict[str, Wake] = {}
 
     def caveats(self, bridge: Bridge) -> Iterator[str]:
-        settings: dict[str, str] = {}
-        # A caveat that cannot be found out, as without the right to CONFIG, stops no worker.
-        with suppress(Exception):
-            for name in ("maxmemory", "maxmemory-policy", "appendonly", "save"):
-                settings |= self.broker.client.config_get(name)
-        policy = settings.get("maxmemory-policy", "noeviction")
-        if settings.get("maxmemory", "0") != "0" and policy != "noeviction":
-            yield f"the broker's Redis may evict jobs: set maxmemory-policy noeviction, not {policy}"
-        if settings.get("appendonly") == "no" and settings.get("save") == "":
-            yield "the broker's Redis keeps no job over a restart: set appendonly yes"
+        return on_redis.caveats(self.broker.client)
 
     def backlog(self, queues: Sequence[str]) -> Sequence[Backlog]:
         address = self.broker.client.connection_pool.connection_kwargs
@@ -386,20 +379,20 @@ class OnRedis(AnyBroker):
     def swapping(self, message: MessageProxy) -> AbstractContextManager[None]:
         return on_redis.replacing(message)
 
-    def boot(self, woken: Callable[[str], None]) -> None:
+    def boot(self, woken: Callable[[str], None], outage: Outage) -> None:
         # A process that was forked after its broker was made would share what it has fetched with the others.
         compat.worker_id.set(self.broker, str(uuid4()))
         on_redis.replace_on(self.broker, self.hands, woken)
+        self.acks = Acknowledgements(self.broker, outage)
 
     def present(self, reservations: Reservations, queues: Callable[[], Iterable[str]]) -> Presence:
         return on_redis.present(self.broker, reservations, queues, self._wakes)
 
-    def consuming(self, queue_name: str) -> Acknowledgements:
+    def consuming(self, queue_name: str) -> None:
         try:
             self.hands.release_strays(self.broker, queue_name)
         except redis_outages() as error:
             raise ConnectionClosed(error) from None
-        return self._acknowledgements.setdefault(queue_name, Acknowledgements(self.broker, queue_name))
 
     def taking(self, inner: Any, thread: Any, queue_name: str, wake: Wake) -> Take:
         release = functools.partial(self.hands.release_strays, self.broker, queue_name)

@@ -13,6 +13,7 @@ from dramatiq.broker import Consumer, MessageProxy
 from dramatiq.common import dq_name
 from dramatiq.errors import ConnectionClosed
 
+from ..engine.engine import Engine
 from ..engine.reservations import Reservations
 from ..engine.runs import Lost, Run
 from ..engine.storage_retry import is_of_process
@@ -20,9 +21,9 @@ from ..errors import StoreError
 from . import compat
 from .brokers import AnyBroker, kind_of
 from .delivery import DELAYED_AS, ENDING, NATIVE, Delivery, Exit, delivery_of, publication
-from .on_redis import Acknowledgements, forget
+from .on_redis import Acknowledgements, Ended, forget
 from .receiving import Take, Wake
-from .translate import bare_job, error_in_words, redis_errors, redis_outages
+from .translate import bare_job, error_in_words, redis_outages
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -41,7 +42,6 @@ class SettlingConsumer(Consumer):
         kind: AnyBroker,
         queue_name: str,
         wake: Wake,
-        acks: Acknowledgements | None,
         reservations: Reservations,
     ) -> None:
         self._inner = inner
@@ -54,9 +54,9 @@ class SettlingConsumer(Consumer):
             take = kind.taking(inner, thread, queue_name, wake)
         self._take = _sound(kind, inner, queue_name, take)
         self._is_delayed = queue_name == dq_name(queue_name)
-        self._acks, self._wake = acks, wake
+        self._wake = wake
         if not kind.is_tagged:
-            self.__dict__["ack"] = self._straight(inner.ack, acks)
+            self.__dict__["ack"] = self._straight(inner.ack, kind.acks)
 
     def ack(self, message: MessageProxy) -> None:
         """Acknowledge, or settle as marked."""
@@ -64,37 +64,27 @@ class SettlingConsumer(Consumer):
 
     def _straight(self, acknowledge: Ack, acks: Acknowledgements | None) -> Ack:
         """Return an `ack` that only looks at the mark of a message: every job comes by here."""
-        settle, acknowledged = self._settle, self._acknowledged
+        settle, acknowledged, inner, wake = self._settle, self._acknowledged, self._inner, self._wake
         # A fleet's own `do_ack` is called for each message.
         name, own = compat.do_ack.name, vars(self._kind.broker)
         lots = None if hasattr(type(self._kind.broker), name) else acks
 
         def ack(message: MessageProxy) -> None:
             delivery: Delivery | None = message.ojs_delivery
-            lot = None if name in own else lots
-            if delivery is not None and delivery.exit is not NATIVE:
-                if lot is None or delivery.exit is not ENDING:
-                    settle(message, acknowledge)
-                    return
-            elif lot is None:
-                if acks is None:
-                    acknowledge(message)
-                    # Else the watch would take it for one that its thread has left.
-                    delivery_of(message).is_settled = True
-                else:
-                    settle(message, acknowledge)
+            exit_ = NATIVE if delivery is None else delivery.exit
+            if lots is not None and exit_ in (NATIVE, ENDING) and name not in own:
+                if lots.pending() < compat.redis_prefetch(inner):
+                    # Its thread is free: what only waits for its acknowledgement keeps no other message away.
+                    forget(inner, message)
+                    wake.freed(inner)
+                lots.send(Ended(message, self._queue_name, acknowledged))
+            elif acks is None and exit_ is NATIVE:
+                acknowledge(message)
+            else:
+                settle(message, acknowledge)
                 return
-            if lot.pending() < compat.redis_prefetch(self._inner):
-                # Its thread is free: what only waits for its acknowledgement keeps no other message away.
-                forget(self._inner, message)
-                self._wake.freed(self._inner)
-            try:
-                lot.send(message, acknowledged)
-            except (*redis_errors(), MemoryError, RecursionError) as error:  # type: ignore[misc]
-                # Whatever the error is: Dramatiq would give up, and others have left theirs to this thread.
-                raise ConnectionClosed(error) from None
-            if delivery is not None:
-                delivery.is_settled = True
+            # Else the watch would take it for one that its thread has left.
+            delivery_of(message).is_settled = True
 
         return ack
 
@@ -120,7 +110,7 @@ class SettlingConsumer(Consumer):
             if isinstance(error, (StoreError, *redis_outages())) or is_of_process(error):
                 raise ConnectionClosed(error) from None
             raise
-        if self._acks is not None and not delivery.is_given_back:
+        if self._kind.acks and not delivery.is_given_back:
             self._put(message)
         delivery.is_settled = True
 
@@ -230,7 +220,7 @@ def _closing() -> Iterator[None]:
         raise ConnectionClosed(error) from None
 
 
-def wrap(broker: Any, reservations: Reservations) -> None:
+def wrap(broker: Any, engine: Engine) -> None:
     """Make a broker hand out consumers under the bridge, and RabbitMQ confirm publications; works once."""
     consume = broker.consume
     if getattr(consume, "_ojs_wrapped", False):
@@ -240,9 +230,9 @@ def wrap(broker: Any, reservations: Reservations) -> None:
 
     def settling(*args: Any, **kwargs: Any) -> Consumer:
         queue_name = args[0] if args else kwargs["queue_name"]
-        acks = kind.consuming(queue_name)
+        kind.consuming(queue_name)
         wake = wakes.setdefault(queue_name, Wake())
-        return SettlingConsumer(consume(*args, **kwargs), kind, queue_name, wake, acks, reservations)
+        return SettlingConsumer(consume(*args, **kwargs), kind, queue_name, wake, engine.reservations)
 
     def woken(queue_name: str) -> None:
         if wake := wakes.get(queue_name):
@@ -250,7 +240,7 @@ def wrap(broker: Any, reservations: Reservations) -> None:
 
     settling._ojs_wrapped = True  # type: ignore[attr-defined]
     broker.consume = settling
-    kind.boot(woken)
+    kind.boot(woken, engine.outage)
     kind.confirm()
 
 

@@ -128,7 +128,7 @@ class OJSRetries(Retries):
         self._has_booted = True
         count_members_once(broker)
         tell_all(broker, self._runs.check)
-        wrap(broker, self.bridge.engine.reservations)
+        wrap(broker, self.bridge.engine)
         self._keeping.boot(broker)
         keep_what_is_delivered()
         kind = kind_of(broker)
@@ -157,6 +157,13 @@ class OJSRetries(Retries):
     def after_worker_boot(self, broker: Broker, worker: Any) -> None:
         """Begin to look after the worker's threads."""
         self._watches[worker] = Watch(worker, self._left, self.bridge.engine.reservations.give_back)
+
+    def before_worker_thread_shutdown(self, broker: Broker, thread: Any) -> None:
+        """Have all that has ended acknowledged, for as long as the worker waits for its threads."""
+        if acks := kind_of(broker).acks:
+            acks.flush()
+
+    before_consumer_thread_shutdown = before_worker_thread_shutdown
 
     def before_worker_shutdown(self, broker: Broker, worker: Any) -> None:
         """Begin no more jobs, and fetch none: a job that is given back now would come straight back."""

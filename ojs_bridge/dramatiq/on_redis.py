@@ -6,19 +6,22 @@ Acknowledgements travel together, and a retry takes the place of its message in 
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import dramatiq
 from dramatiq.broker import MessageProxy
 from dramatiq.common import current_millis, dq_name, xq_name
-from dramatiq.middleware import Interrupt
+from dramatiq.errors import ConnectionClosed
 
 from ..adapters.presence import Dead, Presence, present_key
 from ..engine.reservations import Reservations
+from ..engine.storage_retry import Outage
+from ..engine.threads import keep_going, starting
 from .compat import (
     REDIS_ID,
     acks_of,
@@ -34,7 +37,7 @@ from .compat import (
 )
 from .delivery import Ending, delivery_of
 from .receiving import Wake
-from .translate import bare_job, encodable
+from .translate import bare_job, encodable, redis_errors
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -103,87 +106,120 @@ for n = 3, #ARGV do
 end
 return others
 """
-#: How many acknowledgements are sent together at most.
-TOGETHER = 500
 #: Hears which messages are gone from Redis, and which are another worker's by now.
 Heard: TypeAlias = "Callable[[list[MessageProxy], list[MessageProxy]], None]"
 
 
-class Acknowledgements:
-    """Sends the acknowledgements of a queue's messages: at once, and one lot at a time.
+class Ended(NamedTuple):
+    """A message whose job has ended, the queue that it came from, and who hears of its acknowledgement."""
 
-    A thread that finds another one sending leaves its own to that thread, and goes on. So an acknowledgement
-    waits for the one before it at most, and the more there are, the fewer trips they take. The runs that
-    succeeded are settled before, together as well, and wait for no acknowledgement.
+    message: MessageProxy
+    queue_name: str
+    heard: Heard
+
+
+#: Messages that have ended, by their ids in Redis.
+Lot: TypeAlias = "dict[str, Ended]"
+
+
+class Line:
+    """The messages that wait for a step, which a thread takes for all of them together, round after round.
+
+    The step returns those that need it no more; it is taken again for the others.
     """
 
-    def __init__(self, broker: Any, queue_name: str) -> None:
+    def __init__(self, step: Callable[[Lot], Lot]) -> None:
+        self.waiting: Lot = {}
+        self._step, self._came = step, threading.Event()
+
+    def put(self, lot: Lot) -> None:
+        """Let messages wait."""
+        self.waiting.update(lot)
+        self._came.set()
+
+    def round(self) -> bool:
+        """Take the step for all that wait, or wait for some."""
+        if not self.waiting:
+            self._came.wait()
+            self._came.clear()
+            return True
+        for redis_id, ended in self._step(dict(self.waiting)).items():
+            # As soon as its end is heard, the message may come again, and end again.
+            if self.waiting.get(redis_id) is ended:
+                del self.waiting[redis_id]
+        return True
+
+
+class Acknowledgements:
+    """Settles runs that succeeded, and then acknowledges their messages: each on a thread of its own.
+
+    The threads that run jobs wait for neither. While a lot is acknowledged, the next one is settled.
+    """
+
+    def __init__(self, broker: Any, outage: Outage) -> None:
+        self._broker, self._outage = broker, outage
         self._script = broker.client.register_script(_ACKNOWLEDGE)
-        self._keys = (heartbeats_of(broker), acks_of(broker, queue_name), messages_of(broker, queue_name))
-        self._worker = worker_id(broker)
-        self._ended: dict[str, tuple[MessageProxy, Heard]] = {}
-        self._waiting: dict[str, tuple[MessageProxy, Heard]] = {}
-        self._settling, self._sending = threading.RLock(), threading.RLock()
+        self._settling, self._sending = Line(self._settle), Line(self._send)
+        self._pid, self._is_out = 0, False
+
+    def _start(self) -> None:
+        """Start the threads of this process, once; raises ConnectionClosed where none can start."""
+        with starting.lock:
+            if self._pid == os.getpid():
+                return
+            # What waits in a fork is its parent's, which ends it.
+            self._settling, self._sending = Line(self._settle), Line(self._send)
+            try:
+                keep_going("ojs-ending", self._settling.round)
+                keep_going("ojs-acknowledging", self._sending.round)
+            except RuntimeError as error:
+                raise ConnectionClosed(error) from None
+            self._pid = os.getpid()
 
     def pending(self) -> int:
         """Return how many messages have ended, and are not acknowledged yet."""
-        return len(self._ended) + len(self._waiting)
+        return len(self._settling.waiting) + len(self._sending.waiting)
 
-    def send(self, message: MessageProxy, heard: Heard) -> None:
-        """Acknowledge a message, or have another thread do it; `heard` gets it afterwards.
+    def flush(self) -> None:
+        """Wait until all of them are acknowledged."""
+        while self._pid == os.getpid() and self.pending():
+            time.sleep(0.005)
 
-        Raises any error of Redis. All that was not sent is then sent with the next one.
-        """
-        ending = delivery_of(message).ending
-        (self._ended if ending else self._waiting)[message_in(message).options[REDIS_ID]] = message, heard
+    def send(self, ended: Ended) -> None:
+        """Have a message acknowledged soon, and its run settled before; raises ConnectionClosed."""
+        if self._pid != os.getpid():
+            self._start()
+        ending = delivery_of(ended.message).ending
         if ending:
             ending.hand_over()
+        line = self._settling if ending else self._sending
+        line.put({message_in(ended.message).options[REDIS_ID]: ended})
+
+    def _settle(self, lot: Lot) -> Lot:
+        Ending.settle_all([end for each in lot.values() if (end := delivery_of(each.message).ending)])
+        self._sending.put(lot)
+        return lot
+
+    def _send(self, lot: Lot) -> Lot:
+        """Acknowledge the messages of one queue; none while Redis is away or refuses to write."""
+        _, queue_name, heard = next(iter(lot.values()))
+        lot = {redis_id: ended for redis_id, ended in lot.items() if ended.heard == heard}
+        broker = self._broker
+        keys = (heartbeats_of(broker), acks_of(broker, queue_name), messages_of(broker, queue_name))
         try:
-            self._send_all()
-        except BaseException as error:
-            # It may have come between a lock and its `try`. Other threads have left their own to this one.
-            for lock in (self._settling, self._sending):
-                with suppress(RuntimeError):  # it is not this thread's
-                    lock.release()
-            if not isinstance(error, Interrupt):
-                raise
-            # It was meant for an actor that has ended.
-            self._send_all()
-
-    def _send_all(self) -> None:
-        # What is settled is acknowledged before more is settled: a store that is away takes its time. All is
-        # looked at again when a lock is free: what came meanwhile was left to this thread.
-        while True:
-            if self._waiting and self._sending.acquire(blocking=False):
-                step, lock = self._send, self._sending
-            elif self._ended and self._settling.acquire(blocking=False):
-                step, lock = self._settle, self._settling
-            else:
-                return
-            try:
-                step()
-            finally:
-                lock.release()
-
-    def _settle(self) -> None:
-        lot = dict(islice([*self._ended.items()], TOGETHER))
-        Ending.settle_all([end for each, _ in lot.values() if (end := delivery_of(each).ending)])
-        self._waiting |= lot
-        for redis_id in lot:
-            del self._ended[redis_id]
-
-    def _send(self) -> None:
-        lot = dict(islice([*self._waiting.items()], TOGETHER))
-        others = frozenset(self._script(keys=self._keys, args=(current_millis(), self._worker, *lot)))
-        by_heard: dict[Heard, tuple[list[MessageProxy], list[MessageProxy]]] = {}
-        for n, (message, heard) in enumerate(lot.values()):
-            by_heard.setdefault(heard, ([], []))[n in others].append(message)
-        for heard, messages in by_heard.items():
-            heard(*messages)
-        for redis_id, entry in lot.items():
-            # As soon as its end is heard, the message may come again, and end again.
-            if self._waiting.get(redis_id) is entry:
-                del self._waiting[redis_id]
+            others = frozenset(self._script(keys=keys, args=(current_millis(), worker_id(broker), *lot)))
+        except redis_errors() as error:
+            self._is_out = True
+            self._outage.wait(error, lambda: False)
+            return {}
+        if self._is_out:
+            self._is_out = False
+            self._outage.over()
+        told: tuple[list[MessageProxy], list[MessageProxy]] = ([], [])
+        for n, ended in enumerate(lot.values()):
+            told[n in others].append(ended.message)
+        heard(*told)
+        return lot
 
 
 #: KEYS: a worker's unacknowledged ids of a queue, the queue's messages, the queue's ids, and the times at
@@ -250,6 +286,20 @@ def seldom(broker: Any) -> float:
     """
     dead = broker.client.zcount(heartbeats_of(broker), 0, current_millis() - broker.heartbeat_timeout)
     return 0.0 if dead else broker.heartbeat_timeout / 6000
+
+
+def caveats(client: Any) -> Iterator[str]:
+    """Yield what weakens a promise in the settings of a broker's Redis."""
+    settings: dict[str, str] = {}
+    # A caveat that cannot be found out, as without the right to CONFIG, stops no worker.
+    with suppress(Exception):
+        for name in ("maxmemory", "maxmemory-policy", "appendonly", "save"):
+            settings |= client.config_get(name)
+    policy = settings.get("maxmemory-policy", "noeviction")
+    if settings.get("maxmemory", "0") != "0" and policy != "noeviction":
+        yield f"the broker's Redis may evict jobs: set maxmemory-policy noeviction, not {policy}"
+    if settings.get("appendonly") == "no" and settings.get("save") == "":
+        yield "the broker's Redis keeps no job over a restart: set appendonly yes"
 
 
 def forget(inner: Any, message: MessageProxy) -> None:

@@ -130,7 +130,7 @@ if VARIABLE in os.environ:
         }.items():
             for name in names:
                 setattr(place, name, lambda *_: None)
-        Acknowledgements._send = lambda waiting: waiting._waiting.clear()  # type: ignore[method-assign]
+        Acknowledgements._send = lambda acks, lot: lot  # type: ignore[method-assign]
     if ELSEWHERE in os.environ:
         heartbeat.lives_here = lambda holder: False
     faults.arm(faults.STEPS_OF["dramatiq"])

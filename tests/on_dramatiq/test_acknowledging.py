@@ -87,7 +87,7 @@ def test_a_fork_does_not_share_what_it_fetches_with_the_process_that_made_its_br
     made_as, names = broker.broker_id, fork.SimpleQueue()
 
     def boot() -> None:
-        wrap(broker, Bridge().engine.reservations)
+        wrap(broker, Bridge().engine)
         names.put(broker.broker_id)
 
     forks = [fork.Process(target=boot) for _ in range(2)]

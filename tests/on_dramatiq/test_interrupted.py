@@ -19,7 +19,6 @@ from dramatiq.middleware import Interrupt, Middleware, Shutdown, shutdown
 from ojs_bridge import Bridge, open_store
 from ojs_bridge.adapters.presence import LOOK_SECONDS
 from ojs_bridge.dramatiq import OJSRetries, consumer
-from ojs_bridge.dramatiq.on_redis import Acknowledgements
 from ojs_bridge.store import Settle
 from tests.on_dramatiq.fleet import QUICK, Fleet, Heard, left_in
 from tests.servers import Valkey, eventually
@@ -127,7 +126,7 @@ def test_an_interrupt_that_comes_late_costs_no_acknowledgement(
 ) -> None:
     """A shutdown has chosen the threads that it interrupts, and one of them ends its job meanwhile.
 
-    That thread settles and acknowledges for another one, too, which has gone on.
+    Other threads settle and acknowledge what it has ended.
     """
     store = open_store(f"sqlite:///{tmp_path}/ojs.db")
     settles, over = threading.Event(), threading.Event()
@@ -174,48 +173,6 @@ def test_an_interrupt_that_comes_late_costs_no_acknowledgement(
     assert [len(job.runs) for job in jobs] == [1, 1]
     assert fleet.left() == 0
     assert [fleet.heard.types(job.id) for job in jobs] == [["job.started", "job.completed"]] * 2
-
-
-class Interrupting:
-    """A lock whose first thread is interrupted when it has just got it."""
-
-    def __init__(self, lock: Any) -> None:
-        self._lock, self.interrupts = lock, 1
-
-    def acquire(self, *, blocking: bool) -> bool:
-        """Get the lock."""
-        got: bool = self._lock.acquire(blocking=blocking)
-        if got and self.interrupts:
-            self.interrupts = 0
-            raise Shutdown
-        return got
-
-    def release(self) -> None:
-        """Give it back."""
-        self._lock.release()
-
-
-@pytest.mark.parametrize("name", ["_settling", "_sending"])
-def test_an_interrupt_leaves_the_way_free_for_the_next_acknowledgement(
-    valkey: Valkey, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """Even if it comes between a lock and its use."""
-    make, locks = Acknowledgements.__init__, []
-
-    def interrupted(acks: Acknowledgements, *args: Any) -> None:
-        make(acks, *args)
-        locks.append(Interrupting(getattr(acks, name)))
-        setattr(acks, name, locks[-1])
-
-    monkeypatch.setattr(Acknowledgements, "__init__", interrupted)
-    broker = RedisBroker(url=valkey.url, namespace=unique)
-    fleet = Fleet(broker, unique, store=f"sqlite:///{tmp_path}/ojs.db")
-    jobs = [fleet.send(fleet.actor(lambda n: None)) for _ in range(4)]
-    with fleet.working(threads=2):
-        assert {fleet.end(job).type for job in jobs} == {"job.completed"}
-        eventually(lambda: fleet.left() == 0)
-    assert any(lock.interrupts == 0 for lock in locks)
-    assert [len(job.runs) for job in jobs] == [1] * 4
 
 
 @pytest.mark.requirement("RET-01")

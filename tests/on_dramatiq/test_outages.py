@@ -90,7 +90,7 @@ def test_what_is_given_back_as_redis_goes_away_is_not_taken_from_who_gets_it(
     """The answer is lost, it comes again and runs; Dramatiq insists, and gives nothing back a second time."""
     fleet = Fleet(RedisBroker(url=valkey.url, namespace=unique), unique)
     fleet.send(fleet.actor(fails))
-    consumer.wrap(fleet.broker, fleet.bridge.engine.reservations)
+    consumer.wrap(fleet.broker, fleet.bridge.engine)
     deliveries = fleet.broker.consume(unique, prefetch=2, timeout=100)
     given = next(deliveries)
     requeue = fleet.broker.do_requeue
@@ -109,7 +109,7 @@ def test_what_is_given_back_as_redis_goes_away_is_not_taken_from_who_gets_it(
     deliveries.ack(given)
     assert fleet.broker.client.llen(f"{unique}:{unique}") == 0
     deliveries.ack(again)
-    assert fleet.left() == 0
+    eventually(lambda: fleet.left() == 0)
 
 
 def test_a_pending_retry_survives_an_outage_of_redis(mortal: Valkey, unique: str) -> None:

@@ -18,7 +18,7 @@ from tests.strikes import Strike
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 #: Of the lines that a thread runs after its actor, every so-manieth is struck.
-STRIDE = 13
+STRIDE = 7
 #: The code in whose lines an exception strikes; those of a lock or of a client of a broker are not ours.
 STRUCK = ("/ojs_bridge/", "/dramatiq/worker.py", "/dramatiq/broker.py")
 
