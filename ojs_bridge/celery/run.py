@@ -42,14 +42,25 @@ from .delivery import Delivery, outcome_asked, task_outcome
 from .ends import Again, End, Kept, Over, Unsettled, kept_here, reopen_chord, shown_exception, telling
 from .installation import task_policy
 from .wire import NAME
-from .wish import OURS, Failed, Running, Wish, answered, is_automatic, limited, options_of, without_limit
+from .wish import (
+    OURS,
+    Ended,
+    Failed,
+    Running,
+    Wish,
+    answered,
+    is_automatic,
+    limited,
+    options_of,
+    without_limit,
+)
 
 _SOFT_TIMEOUT = compat.soft_timeout_signal(pool)
 
 
 @dataclass(eq=False, slots=True)
-class Reserved:
-    """The reservation of a run, until Celery has stored its result and sent what follows it."""
+class Reserved(Ended):
+    """The reservation of a run that has ended; Celery stores its result, and sends what follows it."""
 
     engine: Engine
     reservation: Reservation
@@ -162,8 +173,6 @@ class TaskRun(Running):
             return Kept(why, outcome=unsettled) if is_reserved else delivery.not_run(admission)
         if isinstance(unsettled.decision, Complete):
             self.admitted = admission
-            if admission.reservation is not None:
-                self.reserved = Reserved(delivery.engine, admission.reservation)
             return self._succeed(unsettled.result)
         return delivery.conclude(admission, unsettled.decision, unsettled.shown, changed=unsettled.wire)
 
@@ -240,7 +249,7 @@ class TaskRun(Running):
             return None
         if run.job.replay_count:
             reopen_chord(delivery.task, delivery.request)
-        if self.reserved is None:
+        if run.reservation is None:
             settling.settle(run, Complete())
             return None
         try:
@@ -253,6 +262,7 @@ class TaskRun(Running):
             return delivery.dropped(late)
         except StoreError as error:
             return delivery.keep(run, error, Unsettled(os.getpid(), Complete(), Ignore(), result=result))
+        self.reserved = self.reserved or Reserved(delivery.engine, run.reservation)
         self.reserved.success = run
         return None
 
@@ -404,10 +414,10 @@ def settle_success(task: Task | None = None, **_: Any) -> None:
     reserved = run.reserved if isinstance(run, TaskRun) else run
     if not isinstance(reserved, Reserved):
         return
-    request.ojs_run, engine = None, reserved.engine
+    engine, success, reserved.success = reserved.engine, reserved.success, None
     try:
-        if reserved.is_over and reserved.success and not _breaks_off(sys.exc_info()[1]):
-            engine.settling.settle(reserved.success, Complete())
+        if reserved.is_over and success and not _breaks_off(sys.exc_info()[1]):
+            engine.settling.settle(success, Complete())
     finally:
         heart = engine.reservations.heart
         if heart and heart.holds(reserved.reservation):
@@ -416,10 +426,7 @@ def settle_success(task: Task | None = None, **_: Any) -> None:
 
 
 def _breaks_off(struck: BaseException | None) -> bool:
-    """Return whether an error that strikes after a success may keep Celery from sending what follows it.
-
-    Then the job comes again. So it does if the pool ends the process before the result is stored.
-    """
+    """Return whether an error after a success keeps Celery from its end: then the job comes again."""
     fired = isinstance(struck, SystemExit) and compat.terminate_handler_fired(common, None)
     return bool(fired and fired()) or type(struck).__name__ in ("MemoryError", "GreenletExit")
 

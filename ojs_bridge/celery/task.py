@@ -30,7 +30,7 @@ from .native import NATIVE, of
 from .receiving import Handler, Outside, receiver
 from .run import TaskRun
 from .wire import EAGER_RETRIES, KEY, is_broadcast, known
-from .wish import OURS, Running, Wish
+from .wish import ENDED, OURS, Ended, Running, Wish
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -131,7 +131,7 @@ class Bridged:
         """Run the task: under the bridge in a worker and in `apply`, plainly in a direct call."""
         try:
             request = self.request
-            if request.called_directly or isinstance(request.ojs_run, Running):
+            if request.called_directly or isinstance(request.ojs_run, (Running, Ended)):
                 run, body = None, super().__call__  # type: ignore[misc]
             else:
                 # The job is outside the canary, or a broadcast; any other's request has its message.
@@ -159,7 +159,7 @@ class Bridged:
                 result = run.run(body, args, kwargs)
             finally:
                 # The run and its request know each other: together they would keep the job's arguments alive.
-                request.ojs_run = run.reserved
+                request.ojs_run = run.reserved or ENDED
             if run.reserved is not None:
                 # Last: a run has not ended that something breaks into.
                 run.reserved.is_over = True

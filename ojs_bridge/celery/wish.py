@@ -125,6 +125,15 @@ class Running:
         return self.admitted and self.admitted.job
 
 
+class Ended:
+    """The `ojs_run` of a request whose run has ended: what its task's hooks call directly is no run."""
+
+    __slots__ = ()
+
+
+ENDED = Ended()
+
+
 class Failed(NamedTuple):
     """A failure for which the bridge calls a task's own `retry`, with this `countdown`."""
 

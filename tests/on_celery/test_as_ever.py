@@ -15,11 +15,13 @@ import celery
 import pytest
 from celery import Celery, Task
 from celery.events.event import get_exchange
+from celery.signals import task_postrun
 from kombu import Queue
 
 from ojs_bridge import Bridge, RetryPolicy
 from ojs_bridge.celery import OJSTask, install, ojs_task
 from ojs_bridge.celery.installation import task_policy
+from ojs_bridge.celery.run import settle_success
 from tests.contract.steps import Step, retries, sets
 from tests.on_celery.by_hand import ByHand, by_hand, natively
 
@@ -193,6 +195,52 @@ SET: dict[str, tuple[Callable[[ByHand], None], list[Step]]] = {
     "to no end": (set_without_end, [retries(countdown=0)] * 8 + ["ok"]),
     "by its own code": (lambda _: None, [sets("max_retries", 1, then=retries(countdown=0))]),
 }
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["delivered", "eager"])
+@pytest.mark.parametrize("store", [False, True], ids=["no store", "store"])
+@pytest.mark.parametrize("fails", [False, True], ids=["succeeds", "fails"])
+def test_a_hook_calls_its_task_directly(
+    unique: str, tmp_path: Path, fails: bool, store: bool, eager: bool
+) -> None:
+    """Such a call is no run: no event tells of it, and it reserves nothing."""
+    heard: list[str] = []
+    where = f"sqlite:///{tmp_path}/ojs.db" if store else None
+    bridge = Bridge(where, retry={"max_attempts": 1}, listeners=[lambda event: heard.append(event.type)])
+    hand = by_hand(lambda app: install(app, bridge), unique)
+
+    class Hooked(Task):
+        abstract = True
+
+        def on_success(self, *_: Any) -> None:
+            hand.notes.append(("hook", self("directly")))
+
+        on_failure = after_return = on_success
+
+    @hand.app.task(base=Hooked, shared=False, name="hooked", lazy=False)
+    def hooked(how: str) -> str:
+        if fails and how == "as a job":
+            raise OSError("down")
+        return how
+
+    def receive(sender: Task, **_: Any) -> None:
+        hand.notes.append(("receiver", sender("directly")))
+
+    task_postrun.connect(settle_success)
+    task_postrun.connect(receive, sender=hooked)
+    try:
+        hooked.apply(("as a job",)) if eager else hand.send("hooked", "as a job")
+        hand.deliver_all()
+    finally:
+        task_postrun.disconnect(receive, sender=hooked)
+        task_postrun.disconnect(settle_success)
+    bridge.flush()
+    assert [note for note in hand.notes if note[0] in ("hook", "receiver")] == [
+        *[("hook", "directly")] * 2,
+        ("receiver", "directly"),
+    ]
+    ends = ["job.failed", "job.discarded"] if fails else ["job.completed"]
+    assert [type_ for type_ in heard if type_.startswith("job.")] == ["job.started", *ends]
 
 
 @pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
