@@ -21,6 +21,7 @@ from ojs_bridge import Bridge, StoreError, open_store
 from ojs_bridge.engine.runs import Postpone
 from ojs_bridge.errors import Unstorable
 from ojs_bridge.store import Filter, Grant, Reservation, Store
+from ojs_bridge.store.sql.engines import REST_SECONDS
 from tests.engine.test_reservations import JOB, begin, run
 from tests.servers import Postgres
 from tests.store.conftest import grant_to
@@ -189,13 +190,13 @@ def test_a_server_that_was_restarted_meanwhile() -> None:
         with pytest.raises(StoreError):
             reserve(store)
         server.start()
-        time.sleep(1.1)
+        time.sleep(REST_SECONDS + 0.1)
         told = store.reservations.reserve(
             Reservation("j-1", 0), publication="p-1", holder="w-2", mark="m-2", now=NOW, until=after(60)
         )
         assert told.grant is Grant.HELD
         server.restart()
-        time.sleep(1.1)
+        time.sleep(REST_SECONDS + 0.1)
         store.letters.bury(letter(), over())
         assert reserve(store).grant is Grant.SETTLED
         store.close()

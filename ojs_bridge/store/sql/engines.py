@@ -145,8 +145,9 @@ CONNECT_SECONDS = 5
 #: A process has so many connections at most, and keeps them. SQLAlchemy would close those beyond five after
 #: each question. The one that was used last is used next, and so need not be tested.
 _POOL = {"pool_size": 15, "max_overflow": 0, "pool_use_lifo": True}
-#: A connection that has rested for longer is tested before it is used.
-REST_SECONDS = 1.0
+#: A connection that has rested for longer is tested before it is used; that of a scheduler, which asks each
+#: second, is not.
+REST_SECONDS = 1.5
 #: With these settings the server holds no lock for a client that it cannot reach any more, and waits for no
 #: other client's lock for long. They are for one transaction, because a pool such as PgBouncer gives one
 #: session to many clients.
