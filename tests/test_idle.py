@@ -20,7 +20,7 @@ JOBS = 10
 #: How long an idle worker is watched, in seconds, and the trips that a second has at most: one of the
 #: presence, one of the scheduler, and those by which the frameworks ask for messages. A few are of rates.
 WATCHED = 10.0
-MOST = {"dramatiq": 4.0, "celery": 3.6}
+MOST = {"dramatiq": 4.0, "celery": 3.0}
 
 
 def trips_to(client: redis.Redis) -> int:

@@ -78,6 +78,6 @@ if #taken > 0 or ARGV[5] ~= '1' then return taken end
 local seconds = tonumber(redis.call('TIME')[1])
 redis.pcall('ZREMRANGEBYSCORE', listeners, '-inf', seconds)
 local may_listen = redis.call('ZSCORE', listeners, worker) or redis.call('ZCARD', listeners) < 2
-local added = may_listen and redis.pcall('ZADD', listeners, seconds + 5, worker)
+local added = may_listen and redis.pcall('ZADD', listeners, seconds + 8, worker)
 redis.pcall('EXPIRE', listeners, 60)
 return type(added) == 'number' and 1 or taken

@@ -7,7 +7,7 @@ the message back when this one has died. What another worker has now, this one c
 A worker asks Redis in one of three ways, its steps:
 
     take --- messages -----------------------------------------------> take
-    take --- none, and this worker may listen ------------> listen --> listen when it rings, or after a second
+    take --- none, and this worker may listen ------------> listen --> listen when it rings, or after 2 s
     take --- none, and others listen, or there is no bell --> wait --> take after half a second at one queue
 
 - `take` answers at once, with as many messages as the worker has room for.
@@ -45,8 +45,8 @@ from . import compat
 logger = logging.getLogger("ojs_bridge")
 
 #: Seconds after which an idle worker looks at its queues, though no bell has rung; and after which it asks
-#: for its place among those that listen anew: `take.lua` keeps that for four at least.
-_REST_SECONDS, _PLACE_SECONDS = 1.0, 3.0
+#: for its place among those that listen anew: `take.lua` keeps that for seven at least.
+_REST_SECONDS, _PLACE_SECONDS = 2.0, 5.0
 #: Seconds in which Redis rings a bell that is tried.
 _RING_SECONDS = 1.0
 #: Seconds that it waits at one queue before it looks at all, priorities included, if Redis rings no bell.
