@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any
@@ -50,11 +49,11 @@ from .wire import KEY, OUTCOME, carried, chain_of, known
 logger = logging.getLogger("ojs_bridge")
 
 
-@dataclass(eq=False, slots=True)
 class Received:
-    """What the worker's main process knows of a message that it has received."""
+    """What the worker's main process knows of a message; each has one, so that its making has to be cheap."""
 
     own: Installation
+    #: When the worker received the message.
     at: float
     #: Since when the worker keeps the message, and when its run began that has crashed since.
     kept_at: float = 0.0
@@ -83,8 +82,9 @@ class OJSRequest(Request):  # type: ignore[misc]
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
-        self.ojs = Received(installation(self.app), time.monotonic())
-        publication = self.ojs.own.source.publication(message)
+        self.ojs = received = Received()
+        received.own, received.at = installation(self.app), time.monotonic()
+        publication = received.own.source.publication(message)
         parts = carried(message, self.body, options.get("headers"), self.app, publication)
         self.request_dict["properties"] = {**self.request_dict["properties"], KEY: parts}
 
