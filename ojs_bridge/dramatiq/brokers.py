@@ -53,6 +53,7 @@ from .receiving import (
     put_away,
     readable,
     say_flaw,
+    widening,
 )
 from .translate import bare_job, encodable, is_refusal, job_of, outages, redis_outages
 
@@ -69,8 +70,6 @@ KIND = "_ojs_kind"
 class AnyBroker:
     """A broker that is not Dramatiq's own."""
 
-    #: Whether an acknowledgement names a delivery of one connection, and is another message's after that.
-    is_tagged = False
     #: Whether the bridge notes something of each delivery, and not only of delayed ones.
     is_noted = True
     #: Whether it shows a message that left its queue, and is to settle it as Dramatiq does.
@@ -216,7 +215,6 @@ class InMemory(AnyBroker):
 class OnRabbitMQ(AnyBroker):
     """RabbitmqBroker: it confirms what it takes, and takes back what a worker holds for too long."""
 
-    is_tagged = True
     kept_at_most = KEPT_AT_MOST
     dead_queue, less = InMemory.dead_queue, ""
 
@@ -397,7 +395,11 @@ class OnRedis(AnyBroker):
     def taking(self, inner: Any, thread: Any, queue_name: str, wake: Wake) -> Take:
         release = functools.partial(self.hands.release_strays, self.broker, queue_name)
         self._wakes[queue_name] = wake
-        return polling(inner, thread, wake, functools.partial(on_redis.seldom, self.broker), release)
+        take = polling(inner, thread, wake, functools.partial(on_redis.seldom, self.broker), release)
+        if compat.queue_prefetch(dramatiq.worker, 0) or queue_name == dq_name(queue_name):
+            return take
+        give_back = functools.partial(on_redis.to_head, self.broker, self.hands, inner, queue_name)
+        return widening(inner, thread, take, give_back)
 
     def received(self, inner: Any, message: Any, *, is_delayed: bool) -> bool:
         return self.hands.take(message, is_delayed=is_delayed)

@@ -48,6 +48,7 @@ consumer_threads = vital("consumers", _WORKER, "watch over the consumer threads,
 worker_threads = vital("workers", _WORKER, "watch over the threads that run actors")
 consumer_thread = minor("ConsumerThread", "dramatiq.worker", "look again as soon as a job is due")
 ConsumerThread: Any = consumer_thread(_worker, ())
+queue_prefetch = minor("QUEUE_PREFETCH", "dramatiq.worker", "leave a number to prefetch that a user has set")
 consumer_of_thread = minor("consumer", _CONSUMER, "fetch no more messages at a shutdown")
 worker_timeout = vital("worker_timeout", _CONSUMER, "wait for so many milliseconds at most")
 worker_timeout_of = worker_timeout.reader()

@@ -21,7 +21,7 @@ from ..errors import StoreError
 from . import compat
 from .brokers import AnyBroker, kind_of
 from .delivery import DELAYED_AS, ENDING, NATIVE, Delivery, Exit, delivery_of, publication
-from .on_redis import Acknowledgements, Ended, forget
+from .on_redis import Ended, forget
 from .receiving import Take, Wake
 from .translate import bare_job, error_in_words, redis_outages
 
@@ -55,38 +55,22 @@ class SettlingConsumer(Consumer):
         self._take = _sound(kind, inner, queue_name, take)
         self._is_delayed = queue_name == dq_name(queue_name)
         self._wake = wake
-        if not kind.is_tagged:
-            self.__dict__["ack"] = self._straight(inner.ack, kind.acks)
+        # A fleet's own `do_ack` is called for each message.
+        self._acks = None if hasattr(type(kind.broker), compat.do_ack.name) else kind.acks
 
     def ack(self, message: MessageProxy) -> None:
-        """Acknowledge, or settle as marked."""
-        self._settle(message, self._inner.ack)
-
-    def _straight(self, acknowledge: Ack, acks: Acknowledgements | None) -> Ack:
-        """Return an `ack` that only looks at the mark of a message: every job comes by here."""
-        settle, acknowledged, inner, wake = self._settle, self._acknowledged, self._inner, self._wake
-        # A fleet's own `do_ack` is called for each message.
-        name, own = compat.do_ack.name, vars(self._kind.broker)
-        lots = None if hasattr(type(self._kind.broker), name) else acks
-
-        def ack(message: MessageProxy) -> None:
-            delivery: Delivery | None = message.ojs_delivery
-            exit_ = NATIVE if delivery is None else delivery.exit
-            if lots is not None and exit_ in (NATIVE, ENDING) and name not in own:
-                if lots.pending() < compat.redis_prefetch(inner):
-                    # Its thread is free: what only waits for its acknowledgement keeps no other message away.
-                    forget(inner, message)
-                    wake.freed(inner)
-                lots.send(Ended(message, self._queue_name, acknowledged))
-            elif acks is None and exit_ is NATIVE:
-                acknowledge(message)
-            else:
-                settle(message, acknowledge)
-                return
-            # Else the watch would take it for one that its thread has left.
-            delivery_of(message).is_settled = True
-
-        return ack
+        """Settle as marked, or acknowledge; on Redis two threads do that for most messages."""
+        acks, exit_ = self._acks, getattr(message.ojs_delivery, "exit", NATIVE)
+        if acks is None or exit_ not in (NATIVE, ENDING) or compat.do_ack.name in vars(self._kind.broker):
+            self._settle(message, self._inner.ack)
+            return
+        if acks.pending() < compat.redis_prefetch(self._inner):
+            # Its thread is free: what only waits for its acknowledgement keeps no other message away.
+            forget(self._inner, message)
+            self._wake.freed(self._inner)
+        acks.send(Ended(message, self._queue_name, self._acknowledged))
+        # Else the watch would take it for one that its thread has left.
+        delivery_of(message).is_settled = True
 
     def nack(self, message: MessageProxy) -> None:
         """Move to the dead queue, or settle as marked."""
@@ -111,21 +95,16 @@ class SettlingConsumer(Consumer):
                 raise ConnectionClosed(error) from None
             raise
         if self._kind.acks and not delivery.is_given_back:
-            self._put(message)
+            self._hands.put(message)
+            self._wake.freed(self._inner)
         delivery.is_settled = True
 
-    def _acknowledged(self, gone: list[MessageProxy], others: list[MessageProxy]) -> None:
-        for message in (*gone, *others):
-            self._hands.put(message)
-            forget(self._inner, message)
-        for message in gone:
-            if ending := delivery_of(message).ending:
-                ending.acknowledged()
-        self._wake.freed(self._inner)
-
-    def _put(self, message: MessageProxy) -> None:
+    def _acknowledged(self, message: MessageProxy, is_gone: bool) -> None:
         self._hands.put(message)
+        forget(self._inner, message)
         self._wake.freed(self._inner)
+        if is_gone and (ending := delivery_of(message).ending):
+            ending.acknowledged()
 
     def _carry_out(self, delivery: Delivery, message: MessageProxy, otherwise: Ack) -> None:
         run = delivery.admission.run if isinstance(delivery.admission, Lost) else delivery.admission

@@ -106,16 +106,17 @@ for n = 3, #ARGV do
 end
 return others
 """
-#: Hears which messages are gone from Redis, and which are another worker's by now.
-Heard: TypeAlias = "Callable[[list[MessageProxy], list[MessageProxy]], None]"
 
 
 class Ended(NamedTuple):
-    """A message whose job has ended, the queue that it came from, and who hears of its acknowledgement."""
+    """A message whose job has ended, and its queue; `heard` gets it when it is acknowledged.
+
+    It also hears whether it is gone from Redis: else it is another worker's by now.
+    """
 
     message: MessageProxy
     queue_name: str
-    heard: Heard
+    heard: Callable[[MessageProxy, bool], None]
 
 
 #: Messages that have ended, by their ids in Redis.
@@ -202,8 +203,8 @@ class Acknowledgements:
 
     def _send(self, lot: Lot) -> Lot:
         """Acknowledge the messages of one queue; none while Redis is away or refuses to write."""
-        _, queue_name, heard = next(iter(lot.values()))
-        lot = {redis_id: ended for redis_id, ended in lot.items() if ended.heard == heard}
+        queue_name = next(iter(lot.values())).queue_name
+        lot = {redis_id: ended for redis_id, ended in lot.items() if ended.queue_name == queue_name}
         broker = self._broker
         keys = (heartbeats_of(broker), acks_of(broker, queue_name), messages_of(broker, queue_name))
         try:
@@ -215,10 +216,8 @@ class Acknowledgements:
         if self._is_out:
             self._is_out = False
             self._outage.over()
-        told: tuple[list[MessageProxy], list[MessageProxy]] = ([], [])
         for n, ended in enumerate(lot.values()):
-            told[n in others].append(ended.message)
-        heard(*told)
+            ended.heard(ended.message, n not in others)
         return lot
 
 
@@ -305,6 +304,25 @@ def caveats(client: Any) -> Iterator[str]:
 def forget(inner: Any, message: MessageProxy) -> None:
     """Let a consumer fetch another message: this one has left."""
     getattr(inner, queued_message_ids.name, set()).discard(message.message_id)
+
+
+#: KEYS: this worker's unacknowledged ids, the queue's ids. ARGV: ids of messages, the first one first.
+_TO_HEAD = """
+for n = #ARGV, 1, -1 do
+  if redis.call('srem', KEYS[1], ARGV[n]) == 1 then redis.call('lpush', KEYS[2], ARGV[n]) end
+end
+"""
+
+
+def to_head(broker: Any, hands: Hands, inner: Any, queue_name: str, messages: list[MessageProxy]) -> None:
+    """Give messages back to the head of their queue; if Redis is away, they are strays then."""
+    for message in messages:
+        # First, or this process might fetch the message again, and take it for this delivery.
+        hands.put(message)
+        forget(inner, message)
+    ids = [message_in(message).options[REDIS_ID] for message in messages]
+    with suppress(*redis_errors()):
+        broker.client.eval(_TO_HEAD, 2, acks_of(broker, queue_name), ids_of(broker, queue_name), *ids)
 
 
 class Replacing(threading.local):

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import dramatiq
 from dramatiq.broker import MessageProxy
-from dramatiq.common import compute_backoff, current_millis, dq_name, q_name
+from dramatiq.common import compute_backoff, current_millis, dq_name, iter_queue, q_name
 from dramatiq.errors import ConnectionClosed
 
 from ..adapters.presence import LOOK_SECONDS
@@ -32,6 +32,9 @@ STRAYS_SECONDS = 30.0
 EMPTY_SECONDS = 2 * LOOK_SECONDS
 #: How long a consumer that was woken waits for more messages to fetch with the first, in milliseconds.
 GATHER = 5
+#: A worker may have as many messages of a queue as leave it in so many seconds; at most so many times as many
+#: as Dramatiq lets it have; and those that are more, because its jobs have become slow, for so many seconds.
+WINDOW_SECONDS, WIDEST, BEHIND_SECONDS = 0.1, 4, 1.0
 #: Returns a consumer's next message, or None when none came in time.
 Take: TypeAlias = "Callable[[], MessageProxy | None]"
 
@@ -90,7 +93,7 @@ def polling(
                     fetches_at = time.monotonic() + seldom()
             if message is None and time.monotonic() - looked > STRAYS_SECONDS:
                 looked = time.monotonic()
-                release_strays(_delayed_in(thread))
+                release_strays([*map(_message_of, compat.delay_queue_of(thread).queue)])
         except redis_outages() as error:
             raise ConnectionClosed(error) from None
         if message is not None:
@@ -104,6 +107,49 @@ def polling(
         return None
 
     return take
+
+
+def widening(inner: Any, thread: Any, take: Take, give_back: Callable[[list[MessageProxy]], None]) -> Take:
+    """Let a worker have as many messages of a queue on Redis as have left it in the last tenth of a second.
+
+    That is Dramatiq's own number at least, and four times that at most. So the threads need not wait for the
+    next fetch, however far away Redis is, and where jobs are slow, messages wait in Redis for a free worker.
+    If they have become slow, what waits here for a second behind them goes back.
+    """
+    least, waiting = compat.redis_prefetch(inner), compat.of_consumer_thread["work_queue"](thread)
+    looked = fits = time.monotonic()
+    taken = left = 0
+
+    def take_and_look() -> MessageProxy | None:
+        nonlocal looked, fits, taken, left
+        now = time.monotonic()
+        # A worker that shuts down fetches nothing more.
+        if (seconds := now - looked) > WINDOW_SECONDS and compat.redis_prefetch(inner):
+            before, left, looked = left, taken - len(compat.queued_message_ids(inner)), now
+            size = max(least, min(round((left - before) * WINDOW_SECONDS / seconds), WIDEST * least))
+            compat.redis_prefetch.set(inner, size)
+            more = compat.outstanding(inner) - size
+            if more <= 0:
+                fits = now
+            elif now - fits > BEHIND_SECONDS:
+                fits = now
+                give_back(_take_out(waiting, thread.queue_name, more))
+        message = take()
+        taken += message is not None
+        return message
+
+    return take_and_look
+
+
+def _take_out(waiting: Any, queue_name: str, many: int) -> list[MessageProxy]:
+    """Take so many messages of a queue out of those that wait for a thread, the last ones."""
+    items = [*iter_queue(waiting)]
+    last = [item for item in items if _message_of(item).queue_name == queue_name][-many:]
+    for item in items:
+        if not any(item is each for each in last):
+            waiting.put(item)
+        waiting.task_done()
+    return [*map(_message_of, last)]
 
 
 def listening(inner: Iterator[MessageProxy | None], thread: Any, queue_name: str) -> Take:
@@ -139,9 +185,8 @@ def _until_due(thread: Any, most: float) -> float:
     return min(max(due - current_millis(), 0), most)
 
 
-def _delayed_in(thread: Any) -> list[MessageProxy]:
-    delayed = compat.delay_queue_of(thread).queue
-    return [item[1] if isinstance(item, tuple) else item.message for item in delayed]
+def _message_of(item: Any) -> Any:
+    return item[1] if isinstance(item, tuple) else item.message
 
 
 def _pause_after(inner: Any, longest: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 from uuid import uuid4
@@ -11,6 +12,7 @@ import pytest
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import current_millis, dq_name
 
+from ojs_bridge.adapters.private_names import numbers_of
 from ojs_bridge.dramatiq import receiving
 from ojs_bridge.dramatiq.brokers import kind_of
 from ojs_bridge.dramatiq.compat import consumer_of_thread, heartbeats_of
@@ -20,6 +22,9 @@ from tests.servers import eventually
 
 #: Milliseconds that an idle worker sleeps, and seconds that no retry of these tests may be late.
 TIMEOUT, LATE = 6000, 3.0
+
+#: Whether Dramatiq runs jobs in the order in which they come.
+IN_ORDER = numbers_of(dramatiq.__version__) >= (2, 2)
 
 POLICIES: dict[str, dict[str, Any]] = {
     "as Dramatiq says it, at once": {"min_backoff": 0, "max_retries": 3},
@@ -129,3 +134,57 @@ def test_a_worker_that_shuts_down_sleeps_between_its_looks(
         looks.clear()
         time.sleep(1)
         assert len(looks) < 100
+
+
+def window_of(worker: dramatiq.Worker, queue: str) -> int:
+    """How many messages of a queue a worker may have now."""
+    return int(consumer_of_thread(worker.consumers[queue]).prefetch)
+
+
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+@pytest.mark.parametrize("own", [0, 3], ids=["Dramatiq's number", "a user's number"])
+def test_a_worker_with_quick_jobs_may_have_more_messages_unless_the_user_has_said_how_many(
+    broker: dramatiq.Broker, unique: str, monkeypatch: pytest.MonkeyPatch, own: int
+) -> None:
+    monkeypatch.setattr("dramatiq.worker.QUEUE_PREFETCH", own)
+    fleet, windows, workers = Fleet(broker, unique), set[int](), list[dramatiq.Worker]()
+    actor = fleet.actor(lambda n: windows.add(window_of(workers[0], unique)) if workers else None)
+    jobs = [fleet.send(actor) for _ in range(1000)]
+    with fleet.working(threads=2) as worker:
+        workers.append(worker)
+        eventually(lambda: fleet.left() == 0)
+        if not own:
+            eventually(lambda: window_of(worker, unique) == 4, what="Dramatiq's number again")
+    assert [len(job.runs) for job in jobs] == [1] * len(jobs)
+    assert max(windows) == own or 4 < max(windows) <= 16
+
+
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+def test_what_waits_in_a_worker_whose_jobs_have_become_slow_goes_back_to_the_head_of_its_queue(
+    broker: dramatiq.Broker, unique: str
+) -> None:
+    fleet, go, widest = Fleet(broker, unique), threading.Event(), list[int]()
+    workers: list[dramatiq.Worker] = []
+
+    def slow(n: int) -> None:
+        widest.append(window_of(workers[0], unique))
+        go.wait(90)
+
+    with fleet.working(threads=2) as worker:
+        workers.append(worker)
+        worker.pause()
+        quick, stands = fleet.actor(lambda n: None), fleet.actor(slow)
+        jobs = [fleet.send(actor) for actor, many in ((quick, 1000), (stands, 40)) for _ in range(many)]
+        worker.resume()
+        held = f"{broker.namespace}:__acks__.{broker.broker_id}.{unique}"
+        eventually(lambda: len(widest) == 2, what="two slow jobs")
+        assert max(widest) > 4
+        eventually(lambda: broker.client.scard(held) == 4, what="the others back in the queue")
+        if IN_ORDER:
+            ids = broker.client.lrange(f"{broker.namespace}:{unique}", 0, -1)
+            waiting = [broker.client.hget(f"{broker.namespace}:{unique}.msgs", each) for each in ids]
+            sent = [job.id for job in jobs[-36:]]
+            assert [dramatiq.Message.decode(each).message_id for each in waiting] == sent
+        go.set()
+        eventually(lambda: fleet.left() == 0)
+    assert [len(job.runs) for job in jobs] == [1] * len(jobs)
