@@ -324,17 +324,13 @@ def reopen_chord(task: Task, request: Any) -> None:
 
     A chord that has failed sends its body when no failure is left in it.
     """
-    if not (request.chord and request.group and _is_redis(task.backend)):
+    module = sys.modules.get("celery.backends.redis")
+    if not (module and request.chord and request.group and isinstance(task.backend, module.RedisBackend)):
         return
     try:
         _reopen(task.backend, request.id, request.group)
     except Exception:
         logger.exception("job %s: its chord cannot count the replay", known(request))
-
-
-def _is_redis(backend: Any) -> bool:
-    module = sys.modules.get("celery.backends.redis")
-    return module is not None and isinstance(backend, module.RedisBackend)
 
 
 def _reopen(backend: Any, job_id: str, group_id: str) -> None:

@@ -143,7 +143,10 @@ class RequestKeeping(bootsteps.StartStopStep):  # type: ignore[misc]
         with self._lock:
             if not (self._has(request) and self._tries_again(why)):
                 return False
-            _reserve(request)
+            # Among those that wait for a free process of the pool.
+            request.time_start = request.worker_pid = None
+            compat.active_requests(state).discard(request)
+            compat.task_reserved(state)(request)
             again = again or partial(compat.call_soon(self._consumer), self._hand_over, request)
             can_be_sent = why.outcome is None and why.needs_store
             self._waiting[request] = _Waiting(request, again, why.needs_store, can_be_sent)
@@ -254,13 +257,6 @@ def await_stop(app: Celery, give_back: Callable[[], object], judge: Callable[[],
         judge()
     else:
         keeper.await_stop(give_back, judge)
-
-
-def _reserve(request: Any) -> None:
-    """Put a request among those that wait for a free process of the pool."""
-    request.time_start = request.worker_pid = None
-    compat.active_requests(state).discard(request)
-    compat.task_reserved(state)(request)
 
 
 def is_stopping() -> bool:

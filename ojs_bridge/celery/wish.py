@@ -71,15 +71,10 @@ def changed(run: Callable[..., Any], given: Arguments, args: Any, kwargs: Any) -
     if args is not None and kwargs is not None:
         return args, kwargs
     if args is not None:
-        return args, _not_among(run, args, given[1])
+        by_place = [p for p in _parameters(run).values() if p.kind in _BY_PLACE]
+        passed = {p.name for p in by_place[: len(args)] if p.kind is p.POSITIONAL_OR_KEYWORD}
+        return args, {name: value for name, value in given[1].items() if name not in passed}
     return given if kwargs is None else _by_name(run, given[0], kwargs)
-
-
-def _not_among(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the keyword arguments without those that are passed by place now."""
-    by_place = [p for p in _parameters(run).values() if p.kind in _BY_PLACE]
-    passed = {p.name for p in by_place[: len(args)] if p.kind is p.POSITIONAL_OR_KEYWORD}
-    return {name: value for name, value in kwargs.items() if name not in passed}
 
 
 def _by_name(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:

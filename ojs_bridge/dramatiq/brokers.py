@@ -39,9 +39,9 @@ from .dead_queues import (
     PikaQueues,
     Places,
 )
-from .delivery import Delivery, is_dropped
+from .delivery import Acknowledgements, Delivery, is_dropped
 from .keeping import KEPT_AT_MOST
-from .on_redis import Acknowledgements, Hands
+from .on_redis import Hands, JointAcknowledgements
 from .receiving import (
     Take,
     Wake,
@@ -221,6 +221,7 @@ class OnRabbitMQ(AnyBroker):
     def __init__(self, broker: Any) -> None:
         super().__init__(broker)
         self.system, self.dead_places = "rabbitmq", DeadOnRabbitMQ(broker)
+        self.acks: Acknowledgements = Acknowledgements()
 
     def caveats(self, bridge: Bridge) -> Iterator[str]:
         longest = bridge.settings.park_after
@@ -293,8 +294,12 @@ class OnRabbitMQ(AnyBroker):
             compat.connection.delete(self.broker)
             compat.queues_pending(self.broker).add(queue_name)
 
-    def taking(self, inner: Any, thread: Any, queue_name: str, wake: Wake) -> Take:
-        return listening(inner, thread, queue_name) if queue_name == dq_name(queue_name) else inner.__next__
+    def taking(self, inner: Any, thread: Any, queue_name: str, wake: Wake) -> Any:
+        if queue_name == dq_name(queue_name):
+            return listening(inner, thread, queue_name)
+        # The other half of what RabbitMQ lets the worker have keeps its threads busy.
+        self.acks.lines[0].enough = compat.of_consumer_thread["prefetch"](thread) // 2
+        return inner.__next__
 
     def received(self, inner: Any, message: Any, *, is_delayed: bool) -> bool:
         message.ojs_delivery = Delivery(inner, time.monotonic())
@@ -381,7 +386,7 @@ class OnRedis(AnyBroker):
         # A process that was forked after its broker was made would share what it has fetched with the others.
         compat.worker_id.set(self.broker, str(uuid4()))
         on_redis.replace_on(self.broker, self.hands, woken)
-        self.acks = Acknowledgements(self.broker, outage)
+        self.acks = JointAcknowledgements(self.broker, outage)
 
     def present(self, reservations: Reservations, queues: Callable[[], Iterable[str]]) -> Presence:
         return on_redis.present(self.broker, reservations, queues, self._wakes)

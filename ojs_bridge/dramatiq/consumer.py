@@ -20,8 +20,8 @@ from ..engine.storage_retry import is_of_process
 from ..errors import StoreError
 from . import compat
 from .brokers import AnyBroker, kind_of
-from .delivery import DELAYED_AS, ENDING, NATIVE, Delivery, Exit, delivery_of, publication
-from .on_redis import Ended, forget
+from .delivery import DELAYED_AS, ENDING, NATIVE, Delivery, Ended, Ending, Exit, delivery_of, publication
+from .on_redis import forget
 from .receiving import Take, Wake
 from .translate import bare_job, error_in_words, redis_outages
 
@@ -37,18 +37,12 @@ class SettlingConsumer(Consumer):
     """Settles a message as the bridge has marked it, and an unmarked message as Dramatiq does."""
 
     def __init__(
-        self,
-        inner: Consumer,
-        kind: AnyBroker,
-        queue_name: str,
-        wake: Wake,
-        reservations: Reservations,
+        self, inner: Consumer, kind: AnyBroker, queue_name: str, wake: Wake, reservations: Reservations
     ) -> None:
         self._inner = inner
         self._kind = kind
-        self._hands = kind.hands
         self._reservations = reservations
-        self._queue_name = queue_name
+        self.queue_name = queue_name
         thread, take = threading.current_thread(), inner.__next__
         if isinstance(thread, compat.ConsumerThread):
             take = kind.taking(inner, thread, queue_name, wake)
@@ -59,16 +53,16 @@ class SettlingConsumer(Consumer):
         self._acks = None if hasattr(type(kind.broker), compat.do_ack.name) else kind.acks
 
     def ack(self, message: MessageProxy) -> None:
-        """Settle as marked, or acknowledge; on Redis two threads do that for most messages."""
+        """Settle as marked, or acknowledge; other threads do that for most messages."""
         acks, exit_ = self._acks, getattr(message.ojs_delivery, "exit", NATIVE)
-        if acks is None or exit_ not in (NATIVE, ENDING) or compat.do_ack.name in vars(self._kind.broker):
+        if acks is None or exit_ not in acks.exits or compat.do_ack.name in vars(self._kind.broker):
             self._settle(message, self._inner.ack)
             return
-        if acks.pending() < compat.redis_prefetch(self._inner):
+        if acks.pending() < compat.redis_prefetch(self._inner, 0):
             # Its thread is free: what only waits for its acknowledgement keeps no other message away.
             forget(self._inner, message)
             self._wake.freed(self._inner)
-        acks.send(Ended(message, self._queue_name, self._acknowledged))
+        acks.send(Ended(message, self))
         # Else the watch would take it for one that its thread has left.
         delivery_of(message).is_settled = True
 
@@ -81,7 +75,7 @@ class SettlingConsumer(Consumer):
         if delivery.consumer is not None and delivery.consumer is not self._inner:
             # RabbitMQ counts delivery tags per channel: on the new channel this tag is of another message.
             if delivery.ending:
-                delivery.ending.settle()
+                Ending.settle_all([delivery.ending])
             logger.warning("job %s: its connection is gone, RabbitMQ delivers it again", bare_job(message))
             return
         try:
@@ -94,13 +88,21 @@ class SettlingConsumer(Consumer):
             if isinstance(error, (StoreError, *redis_outages())) or is_of_process(error):
                 raise ConnectionClosed(error) from None
             raise
-        if self._kind.acks and not delivery.is_given_back:
-            self._hands.put(message)
+        if self._kind.acks and not (delivery.consumer or delivery.is_given_back):
+            self._kind.hands.put(message)
             self._wake.freed(self._inner)
         delivery.is_settled = True
 
-    def _acknowledged(self, message: MessageProxy, is_gone: bool) -> None:
-        self._hands.put(message)
+    def acknowledge(self, message: MessageProxy) -> None:
+        """Acknowledge a message whose run is settled; never raises."""
+        try:
+            self._settle(message, self._inner.ack)
+        except Exception as error:  # noqa: BLE001 - a fleet's own consumer may raise anything
+            logger.warning("job %s: not acknowledged: %s", bare_job(message), error_in_words(error))
+
+    def acknowledged(self, message: MessageProxy, is_gone: bool) -> None:
+        """Hear that a message is gone from Redis, or else is another worker's."""
+        self._kind.hands.put(message)
         forget(self._inner, message)
         self._wake.freed(self._inner)
         if is_gone and (ending := delivery_of(message).ending):
@@ -115,7 +117,7 @@ class SettlingConsumer(Consumer):
             heart.abandon(reserved)
         match delivery.exit:
             case Exit.ENDING if delivery.ending:
-                delivery.ending.settle()
+                Ending.settle_all([delivery.ending])
                 otherwise(message)
             case Exit.DROP if delivery.is_replaced:
                 forget(self._inner, message)
@@ -133,19 +135,19 @@ class SettlingConsumer(Consumer):
                 self._give_back(delivery, message)
 
     def _give_back(self, delivery: Delivery, message: MessageProxy) -> None:
-        if delivery.is_given_back and message in self._hands:
+        if delivery.is_given_back and message in self._kind.hands:
             # An earlier try failed half-way: the message went back, came again, and runs as another delivery.
             return
         delivery.is_given_back = True
         # First, or this process might fetch the message again, and take it for this delivery.
-        self._hands.put(message)
+        self._kind.hands.put(message)
         self._kind.give_back(self._inner, message)
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
         """Give prefetched messages back; raises ConnectionClosed after any error."""
         given = list(messages)
         for message in given:
-            self._hands.put(message)
+            self._kind.hands.put(message)
         with _closing():
             self._kind.requeue(self._inner, given)
 
@@ -176,7 +178,7 @@ class SettlingConsumer(Consumer):
         """
         try:
             with _closing():
-                self._kind.close(self._inner, self._queue_name)
+                self._kind.close(self._inner, self.queue_name)
         finally:
             with _closing():
                 self._inner.close()

@@ -9,14 +9,17 @@ from __future__ import annotations
 import enum
 import functools
 import logging
+import os
 import threading
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from dramatiq import Message
 from dramatiq.broker import Broker, Consumer, MessageProxy
+from dramatiq.errors import ConnectionClosed
 from dramatiq.errors import Retry as NativeRetry
 from dramatiq.logging import get_logger
 from dramatiq.middleware import Retries, SkipMessage
@@ -27,6 +30,7 @@ from ..engine.instruments import Entered
 from ..engine.layers import TaskPolicy
 from ..engine.reservations import UNTOLD, TakenOver
 from ..engine.runs import Lost, Refuse, Run
+from ..engine.threads import keep_going, starting
 from ..messages import HEADER
 from ..rules import failures
 from ..rules.decision import Complete, DeadLettered, Discarded
@@ -246,18 +250,16 @@ class Ending:
         self._engine, self._run = engine, run
         self._is_settled = False
 
-    def settle(self) -> None:
-        """Settle the run; an interrupt that breaks in leaves it to be settled again."""
-        if not self._is_settled:
-            self._engine.settling.settle(self._run, Complete())
-            self._engine.reservations.expire(self._run)
-            self._is_settled = True
-
     @classmethod
     def settle_all(cls, endings: Sequence[Ending]) -> None:
-        """Settle the runs of one engine, all in one step where the store can; never raises."""
+        """Settle the runs of one engine, all in one step where the store can.
+
+        It never raises; an interrupt that breaks in leaves them to be settled again.
+        """
         unsettled = [ending for ending in endings if not ending._is_settled]
-        if unsettled:
+        if len(unsettled) == 1:
+            unsettled[0]._engine.settling.settle(unsettled[0]._run, Complete())
+        elif unsettled:
             unsettled[0]._engine.settling.settle_successes([ending._run for ending in unsettled])
         for ending in unsettled:
             # An error may have kept it from being settled. Nothing else ends it.
@@ -271,6 +273,104 @@ class Ending:
     def acknowledged(self) -> None:
         """Let the store forget the reservation: the run's only message is gone from its broker."""
         self._engine.reservations.acknowledged(self._run.reservation)
+
+
+class Ended(NamedTuple):
+    """A message whose job has ended, and the SettlingConsumer that it leaves."""
+
+    message: MessageProxy
+    consumer: Any
+
+
+#: Messages that have ended, by the identities of their objects.
+Lot: TypeAlias = "dict[int, Ended]"
+
+
+#: How long a thread waits for more messages that end, in seconds: a step for one costs as much as for many.
+GATHER_SECONDS = 0.004
+
+
+class Line:
+    """The messages that wait for a step, which a thread takes for all of them together, round after round.
+
+    The step returns those that need it no more; it is taken again for the others. A fork has a thread of its
+    own: what waits there is its parent's, which ends it.
+    """
+
+    def __init__(self, name: str, step: Callable[[Lot], Lot]) -> None:
+        self._name, self._step = name, step
+        self._waiting, self._came = dict[int, Ended](), threading.Event()
+        #: The process that has the thread, and for how many messages that waits a little when there was none.
+        self._pid = self.enough = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting) if self._pid == os.getpid() else 0
+
+    def put(self, lot: Lot) -> None:
+        """Let messages wait; raises ConnectionClosed where no thread can start."""
+        if self._pid != os.getpid():
+            self._start()
+        self._waiting.update(lot)
+        self._came.set()
+
+    def _start(self) -> None:
+        with starting.lock:
+            if self._pid != os.getpid():
+                self._waiting, self._came = {}, threading.Event()
+                try:
+                    keep_going(self._name, self._round)
+                except RuntimeError as error:
+                    raise ConnectionClosed(error) from None
+                self._pid = os.getpid()
+
+    def _round(self) -> bool:
+        if not self._waiting:
+            self._came.wait()
+            self._came.clear()
+            until = time.monotonic() + GATHER_SECONDS
+            while len(self._waiting) < self.enough and time.monotonic() < until:
+                time.sleep(0.001)
+        elif done := self._step(dict(self._waiting)):
+            for key in done:
+                del self._waiting[key]
+        return True
+
+
+class Acknowledgements:
+    """Settles runs that succeeded, many together, and then acknowledges their messages.
+
+    The threads that run jobs do not wait for it.
+    """
+
+    #: The ways in which the messages leave.
+    exits: tuple[Exit, ...] = (ENDING,)
+
+    def __init__(self) -> None:
+        self.lines = [Line("ojs-ending", self._settle)]
+
+    def pending(self) -> int:
+        """Return how many messages have ended, and are not acknowledged yet."""
+        return sum(map(len, self.lines))
+
+    def flush(self) -> None:
+        """Wait until all of them are acknowledged."""
+        while self.pending():
+            time.sleep(0.005)
+
+    def send(self, ended: Ended) -> None:
+        """Have a message acknowledged soon, and its run settled before; raises ConnectionClosed."""
+        if ending := delivery_of(ended.message).ending:
+            ending.hand_over()
+        self.lines[0 if ending else -1].put({id(ended.message): ended})
+
+    def _settle(self, lot: Lot) -> Lot:
+        Ending.settle_all([end for each in lot.values() if (end := delivery_of(each.message).ending)])
+        self._acknowledge(lot)
+        return lot
+
+    def _acknowledge(self, lot: Lot) -> None:
+        for ended in lot.values():
+            ended.consumer.acknowledge(ended.message)
 
 
 def mark_failed(engine: Engine, message: MessageProxy, job: Job, decision: Discarded | DeadLettered) -> None:

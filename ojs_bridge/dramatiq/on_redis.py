@@ -6,22 +6,18 @@ Acknowledgements travel together, and a retry takes the place of its message in 
 from __future__ import annotations
 
 import logging
-import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import dramatiq
 from dramatiq.broker import MessageProxy
 from dramatiq.common import current_millis, dq_name, xq_name
-from dramatiq.errors import ConnectionClosed
 
 from ..adapters.presence import Dead, Presence, present_key
 from ..engine.reservations import Reservations
 from ..engine.storage_retry import Outage
-from ..engine.threads import keep_going, starting
 from .compat import (
     REDIS_ID,
     acks_of,
@@ -35,7 +31,7 @@ from .compat import (
     queued_message_ids,
     worker_id,
 )
-from .delivery import Ending, delivery_of
+from .delivery import ENDING, NATIVE, Acknowledgements, Line, Lot, delivery_of
 from .receiving import Wake
 from .translate import bare_job, encodable, redis_errors
 
@@ -108,107 +104,29 @@ return others
 """
 
 
-class Ended(NamedTuple):
-    """A message whose job has ended, and its queue; `heard` gets it when it is acknowledged.
+class JointAcknowledgements(Acknowledgements):
+    """Acknowledges many messages in one trip, on a thread of its own. Meanwhile the next ones are settled."""
 
-    It also hears whether it is gone from Redis: else it is another worker's by now.
-    """
-
-    message: MessageProxy
-    queue_name: str
-    heard: Callable[[MessageProxy, bool], None]
-
-
-#: Messages that have ended, by their ids in Redis.
-Lot: TypeAlias = "dict[str, Ended]"
-
-
-class Line:
-    """The messages that wait for a step, which a thread takes for all of them together, round after round.
-
-    The step returns those that need it no more; it is taken again for the others.
-    """
-
-    def __init__(self, step: Callable[[Lot], Lot]) -> None:
-        self.waiting: Lot = {}
-        self._step, self._came = step, threading.Event()
-
-    def put(self, lot: Lot) -> None:
-        """Let messages wait."""
-        self.waiting.update(lot)
-        self._came.set()
-
-    def round(self) -> bool:
-        """Take the step for all that wait, or wait for some."""
-        if not self.waiting:
-            self._came.wait()
-            self._came.clear()
-            return True
-        for redis_id, ended in self._step(dict(self.waiting)).items():
-            # As soon as its end is heard, the message may come again, and end again.
-            if self.waiting.get(redis_id) is ended:
-                del self.waiting[redis_id]
-        return True
-
-
-class Acknowledgements:
-    """Settles runs that succeeded, and then acknowledges their messages: each on a thread of its own.
-
-    The threads that run jobs wait for neither. While a lot is acknowledged, the next one is settled.
-    """
+    exits = (NATIVE, ENDING)
 
     def __init__(self, broker: Any, outage: Outage) -> None:
-        self._broker, self._outage = broker, outage
+        super().__init__()
+        self._broker, self._outage, self._is_out = broker, outage, False
         self._script = broker.client.register_script(_ACKNOWLEDGE)
-        self._settling, self._sending = Line(self._settle), Line(self._send)
-        self._pid, self._is_out = 0, False
+        self.lines.append(Line("ojs-acknowledging", self._send))
 
-    def _start(self) -> None:
-        """Start the threads of this process, once; raises ConnectionClosed where none can start."""
-        with starting.lock:
-            if self._pid == os.getpid():
-                return
-            # What waits in a fork is its parent's, which ends it.
-            self._settling, self._sending = Line(self._settle), Line(self._send)
-            try:
-                keep_going("ojs-ending", self._settling.round)
-                keep_going("ojs-acknowledging", self._sending.round)
-            except RuntimeError as error:
-                raise ConnectionClosed(error) from None
-            self._pid = os.getpid()
-
-    def pending(self) -> int:
-        """Return how many messages have ended, and are not acknowledged yet."""
-        return len(self._settling.waiting) + len(self._sending.waiting)
-
-    def flush(self) -> None:
-        """Wait until all of them are acknowledged."""
-        while self._pid == os.getpid() and self.pending():
-            time.sleep(0.005)
-
-    def send(self, ended: Ended) -> None:
-        """Have a message acknowledged soon, and its run settled before; raises ConnectionClosed."""
-        if self._pid != os.getpid():
-            self._start()
-        ending = delivery_of(ended.message).ending
-        if ending:
-            ending.hand_over()
-        line = self._settling if ending else self._sending
-        line.put({message_in(ended.message).options[REDIS_ID]: ended})
-
-    def _settle(self, lot: Lot) -> Lot:
-        Ending.settle_all([end for each in lot.values() if (end := delivery_of(each.message).ending)])
-        self._sending.put(lot)
-        return lot
+    def _acknowledge(self, lot: Lot) -> None:
+        self.lines[-1].put(lot)
 
     def _send(self, lot: Lot) -> Lot:
         """Acknowledge the messages of one queue; none while Redis is away or refuses to write."""
-        queue_name = next(iter(lot.values())).queue_name
-        lot = {redis_id: ended for redis_id, ended in lot.items() if ended.queue_name == queue_name}
+        queue_name = next(iter(lot.values())).consumer.queue_name
+        lot = {key: ended for key, ended in lot.items() if ended.consumer.queue_name == queue_name}
+        ids = [message_in(ended.message).options[REDIS_ID] for ended in lot.values()]
         broker = self._broker
         keys = (heartbeats_of(broker), acks_of(broker, queue_name), messages_of(broker, queue_name))
         try:
-            others = frozenset(self._script(keys=keys, args=(current_millis(), worker_id(broker), *lot)))
+            others = frozenset(self._script(keys=keys, args=(current_millis(), worker_id(broker), *ids)))
         except redis_errors() as error:
             self._is_out = True
             self._outage.wait(error, lambda: False)
@@ -217,7 +135,7 @@ class Acknowledgements:
             self._is_out = False
             self._outage.over()
         for n, ended in enumerate(lot.values()):
-            ended.heard(ended.message, n not in others)
+            ended.consumer.acknowledged(ended.message, n not in others)
         return lot
 
 

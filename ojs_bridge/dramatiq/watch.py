@@ -98,7 +98,7 @@ class Watch:
             if queue:
                 # The messages that it held go back to their queue.
                 old.close()
-            threads[place] = new = _new_consumer_thread(old) if queue else _new_worker_thread(old)
+            threads[place] = new = _like(old, is_consumer=bool(queue))
             new.start()
         except Exception as error:  # noqa: BLE001 - for want of memory or of threads, which may be over later
             threads[place] = old
@@ -201,18 +201,13 @@ def _end(give_back: Callable[[], object]) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _new_consumer_thread(old: Any) -> threading.Thread:
-    settings = {name: setting(old) for name, setting in of_consumer_thread.items()}
-    return _like(old, settings, queue_name=old.queue_name, worker_timeout=worker_timeout(old))
-
-
-def _new_worker_thread(old: Any) -> threading.Thread:
-    settings = {name: setting(old) for name, setting in of_worker_thread.items()}
-    return _like(old, settings, worker_timeout=round(settings.pop("timeout") * 1000))
-
-
-def _like(old: Any, settings: dict[str, Any], **more: Any) -> threading.Thread:
+def _like(old: Any, *, is_consumer: bool) -> threading.Thread:
+    settings = {k: of(old) for k, of in (of_consumer_thread if is_consumer else of_worker_thread).items()}
     paused = settings.pop("paused")
-    new: threading.Thread = type(old)(broker=old.broker, **settings, **more)
+    if is_consumer:
+        settings.update(queue_name=old.queue_name, worker_timeout=worker_timeout(old))
+    else:
+        settings["worker_timeout"] = round(settings.pop("timeout") * 1000)
+    new: threading.Thread = type(old)(broker=old.broker, **settings)
     of_worker_thread["paused"].set(new, paused)
     return new

@@ -77,7 +77,7 @@ class Settling:
 
     def settle_successes(self, runs: Sequence[Run]) -> None:
         """Settle runs that have succeeded, in one step where the store can; never raises."""
-        if len(runs) == 1 or self._instruments.all or not self._reservations.settles_together:
+        if self._instruments.all or not self._reservations.settles_together:
             for run in runs:
                 self.settle(run, Complete())
         else:

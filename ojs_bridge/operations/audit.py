@@ -167,7 +167,10 @@ class Audit:
         try:
             yield entry
         except BaseException as error:
-            record = replace(record, outcome="failed", error=_bounded(_safe_text(error)))
+            # Of any other error than our own the class: a foreign text may quote an argument.
+            is_own = isinstance(error, BridgeError) and not isinstance(error, Unpublishable)
+            text = str(error) if is_own else type(error).__name__
+            record = replace(record, outcome="failed", error=_bounded(text))
             raise
         else:
             record = replace(record, outcome=entry.outcome)
@@ -289,12 +292,6 @@ class Marks:
 def _read(document: Document) -> Record:
     known = {name: value for name, value in document.body.items() if name in Record.__slots__}
     return Record(id=document.id, at=document.at, **known)
-
-
-def _safe_text(error: BaseException) -> str:
-    """Return the text of our own error, the class of any other: a foreign text may quote an argument."""
-    is_own = isinstance(error, BridgeError) and not isinstance(error, Unpublishable)
-    return str(error) if is_own else type(error).__name__
 
 
 def _bounded(value: Any) -> Any:

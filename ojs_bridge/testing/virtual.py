@@ -224,7 +224,9 @@ class VirtualTime:
         """Deliver a message, or jump to the time at which the next is due; False if there is none."""
         if self._hand_out():
             return True
-        parked = self._parked_until()
+        # When the scheduler next has a retry to publish.
+        first = self.bridge.retries.list(limit=1).retries
+        parked = max(first[0].next_retry_at, self._tries_again) if first else None
         due = min((due for due in (self._agenda.next_due(), parked) if due), default=None)
         if due is None or (until is not None and due > until):
             return False
@@ -249,11 +251,6 @@ class VirtualTime:
         if self._recorder.raised:
             raise self._recorder.raised
         return delivered
-
-    def _parked_until(self) -> datetime | None:
-        """Return when the scheduler next has a retry to publish; None if none is parked."""
-        first = self.bridge.retries.list(limit=1).retries
-        return max(first[0].next_retry_at, self._tries_again) if first else None
 
 
 def _jobs_of(events: Iterable[Event]) -> list[Job]:

@@ -23,7 +23,7 @@ from redis import Sentinel
 
 from ojs_bridge import Bridge
 from ojs_bridge.dramatiq import OJSRetries, brokers, keeping
-from ojs_bridge.dramatiq.on_redis import Acknowledgements
+from ojs_bridge.dramatiq.on_redis import JointAcknowledgements
 from ojs_bridge.engine import heartbeat
 from tests import faults
 from tests.contract.notes import ELSEWHERE, MASTER, UNACKNOWLEDGED, VARIABLE, Noting, Settings, bridge_of
@@ -130,7 +130,7 @@ if VARIABLE in os.environ:
         }.items():
             for name in names:
                 setattr(place, name, lambda *_: None)
-        Acknowledgements._send = lambda acks, lot: lot  # type: ignore[method-assign]
+        JointAcknowledgements._send = lambda acks, lot: lot  # type: ignore[method-assign]
     if ELSEWHERE in os.environ:
         heartbeat.lives_here = lambda holder: False
     faults.arm(faults.STEPS_OF["dramatiq"])

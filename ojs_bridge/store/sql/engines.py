@@ -53,7 +53,9 @@ def quick(url: str, patience: float) -> sa.Engine:
         )
         raise ConfigurationError(f"store: {shown!r} is not a store that ojs-bridge knows: {why}") from None
     if is_postgres:
-        _share_postgres(engine, patience)
+        _test_rested(engine)
+        if engine.dialect.driver == "psycopg":
+            _answer_in_time(engine, patience)
     elif parsed.database and ":memory:" not in parsed.database:
         _share_file(engine, synchronous="NORMAL", patience=patience)
     else:
@@ -171,13 +173,6 @@ def _postgres_options(url: sa.URL, patience: float) -> dict[str, Any]:
     }
     given = {name: value for name, value in waits.items() if name not in url.query}
     return {"connect_args": given, "isolation_level": "AUTOCOMMIT", "pool_timeout": patience, **_POOL}
-
-
-def _share_postgres(engine: sa.Engine, patience: float) -> None:
-    """Test an engine's connections before they are used, and bound the time of each answer."""
-    _test_rested(engine)
-    if engine.dialect.driver == "psycopg":
-        _answer_in_time(engine, patience)
 
 
 def _test_rested(engine: sa.Engine) -> None:
