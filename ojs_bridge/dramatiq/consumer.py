@@ -62,6 +62,9 @@ class SettlingConsumer(Consumer):
             # Its thread is free: what only waits for its acknowledgement keeps no other message away.
             forget(self._inner, message)
             self._wake.freed(self._inner)
+        if self._is_delayed and exit_ is NATIVE:
+            # Its thread delays it no more, and before it is acknowledged it is no stray.
+            self._kind.hands.take(message, is_delayed=False)
         acks.send(Ended(message, self))
         # Else the watch would take it for one that its thread has left.
         delivery_of(message).is_settled = True

@@ -200,10 +200,7 @@ def flaw_of(message: dramatiq.Message[Any], queue_name: str) -> str | None:
         return f"its actor's name is {message.actor_name!r}"
     if type(message.options) is not dict:
         return f"its options are {message.options!r}"
-    if message.queue_name != queue_name and message.queue_name not in (
-        q_name(queue_name),
-        dq_name(queue_name),
-    ):
+    if message.queue_name not in (queue_name, q_name(queue_name), dq_name(queue_name)):
         return f"it says that its queue is {message.queue_name!r}"
     if not isinstance(message.message_id, Hashable):
         return f"its id is {message.message_id!r}"

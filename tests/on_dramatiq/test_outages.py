@@ -19,6 +19,7 @@ from dramatiq.common import dq_name
 from dramatiq.errors import ConnectionClosed
 from dramatiq.middleware import Middleware, Retries, SkipMessage
 from dramatiq.middleware.middleware import MiddlewareError
+from dramatiq.worker import ConsumerThread
 from redis.backoff import NoBackoff
 from redis.retry import Retry as RedisRetry
 
@@ -110,6 +111,34 @@ def test_what_is_given_back_as_redis_goes_away_is_not_taken_from_who_gets_it(
     assert fleet.broker.client.llen(f"{unique}:{unique}") == 0
     deliveries.ack(again)
     eventually(lambda: fleet.left() == 0)
+
+
+class KillsOnceDue(Middleware):
+    """Kills a server as a delayed job is back in its queue, and its delayed message not acknowledged."""
+
+    def __init__(self, server: Valkey) -> None:
+        self._server, self.has_killed = server, threading.Event()
+
+    def after_enqueue(self, broker: dramatiq.Broker, message: Any, delay: int | None) -> None:
+        if isinstance(threading.current_thread(), ConsumerThread) and not self.has_killed.is_set():
+            self._server.kill()
+            self.has_killed.set()
+
+
+def test_a_delayed_job_whose_redis_goes_away_as_it_is_due_runs_once(mortal: Valkey, unique: str) -> None:
+    """Without a store nothing else would tell its second message apart."""
+    fleet, kills = redis_fleet(mortal, unique), KillsOnceDue(mortal)
+    fleet.broker.add_middleware(kills)
+    with fleet.working(threads=2):
+        job = fleet.send(fleet.actor(lambda n: None), delay=300)
+        assert kills.has_killed.wait(90)
+        # Until the thread that acknowledges tries again more seldom than the consumer.
+        time.sleep(2)
+        mortal.start()
+        eventually(lambda: fleet.left() == 0)
+        time.sleep(0.5)
+        eventually(lambda: fleet.left() == 0)
+    assert len(job.runs) == 1
 
 
 def test_a_pending_retry_survives_an_outage_of_redis(mortal: Valkey, unique: str) -> None:
