@@ -409,8 +409,7 @@ def undisturbed() -> Iterator[None]:
 
 def settle_success(task: Task | None = None, **_: Any) -> None:
     """Settle a success after its result is stored and its chain and links are sent."""
-    request: Any = task and task.request
-    run = request and request.ojs_run
+    run: Any = task and task.request.ojs_run
     reserved = run.reserved if isinstance(run, TaskRun) else run
     if not isinstance(reserved, Reserved):
         return

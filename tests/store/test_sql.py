@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from ojs_bridge import Bridge, StoreError, open_store
 from ojs_bridge.engine.runs import Postpone
 from ojs_bridge.errors import Unstorable
-from ojs_bridge.store import Filter, Grant, Reservation, Store
+from ojs_bridge.store import Filter, Grant, Reservation, Settle, Store
 from ojs_bridge.store.sql.engines import REST_SECONDS
 from tests.engine.test_reservations import JOB, begin, run
 from tests.servers import Postgres
@@ -29,7 +29,7 @@ from tests.store.conftest import run as execute
 from tests.store.processes import in_processes
 from tests.store.test_groups import groups
 from tests.store.test_parked import keys, parked
-from tests.store.test_reservations import NOW, after, over, reserve
+from tests.store.test_reservations import FIRST, NOW, after, over, reserve
 from tests.store.test_store import letter
 
 
@@ -130,6 +130,21 @@ def test_old_records_are_swept_a_few_at_a_time(sql_store: Store) -> None:
     assert sum(swept(after(60) + week - timedelta(milliseconds=1))) == 0
     assert reserve(sql_store, key="live", at=1).grant is Grant.HELD
     assert sum(swept(after(60) + week)) == 2
+
+
+def test_no_stream_of_new_records_keeps_a_sweep_from_old_ones(sql_store: Store) -> None:
+    """Ids may grow with the time, and jobs may come faster than the records of one kind are looked at."""
+    for n in range(20):
+        sql_store.reservations.settle(over(key=f"mail-{n:04}"))
+        sql_store.reservations.settle(over(key=f"sms-{n:04}"))
+    swept = 0
+    for step in range(20):
+        for n in range(15):
+            sql_store.reservations.settle(
+                Settle(Reservation(f"mail-{100 * step + n + 1000}", 0), FIRST, after(7200))
+            )
+        swept += sql_store.reservations.expire_before(after(3600), limit=10)
+    assert swept == 40
 
 
 def sweep(url: str) -> int:

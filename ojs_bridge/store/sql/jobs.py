@@ -65,8 +65,7 @@ _CANCEL = Upsert(
 )
 _p, _l, _s = tables.parked.c, tables.letters.c, tables.suspects.c
 _SUSPECT = Upsert(tables.suspects)
-_LOOKED_AT = ("fence", "settled", "publication", "holder", "until_ms", "mark", "lost")
-_LOOK = sa.select(*(_r[name] for name in _LOOKED_AT)).where(
+_LOOK = sa.select(tables.reservations).where(
     _r.namespace == sa.bindparam("namespace"), _r.key == sa.bindparam("key")
 )
 
@@ -76,8 +75,10 @@ class SQLReservedRuns:
 
     def __init__(self, database: Database) -> None:
         self._db = database
-        #: The last key that `expire_before` has looked at. Each process begins elsewhere.
-        self._swept_to = str(uuid4())
+        #: What `expire_before` has yet to look at: beyond which key, from below and from above. Each process
+        #: begins elsewhere.
+        self._unswept = {True: _r.key > str(uuid4())}
+        self._from_below = True
 
     def reserve(
         self,
@@ -134,9 +135,7 @@ class SQLReservedRuns:
         """Mark a reservation as settled; False when the record has another fence or holder."""
         write, row = settling(self._db.namespace, settle)
         write = _SETTLE_ALONE if write is _SETTLE else write
-        if settle.job is None:
-            return self._db.write(write, row)
-        left = self._left_by(settle.job, settle.keep_until - KEEP)
+        left = self._left_by(settle.job, settle.keep_until - KEEP) if settle.job else ()
         if not left:
             return self._db.write(write, row)
         with self._db.connection(durable=True) as connection:
@@ -195,8 +194,7 @@ class SQLReservedRuns:
         if settle.reservation.fence > 0:
             before = {"fence": settle.reservation.fence - 1, "settled": True}
             statement = sa.update(tables.reservations).values(**before, until_ms=to_ms(settle.keep_until))
-        with self._db.connection() as connection:
-            return connection.execute(statement.where(*where)).rowcount == 1
+        return self._db.change(statement.where(*where)) == 1
 
     def expire(self, reservations: Sequence[Reservation]) -> None:
         """Delete the records of settled reservations that have the same fence and were never lost."""
@@ -205,18 +203,27 @@ class SQLReservedRuns:
             self._db.change(over.where(self._any_of(batch)))
 
     def expire_before(self, now: datetime, *, limit: int) -> int:
-        """Look at records in the order of their keys, since no index tells which may go, and delete those."""
-        mine, now_ms, after = _r.namespace == self._db.namespace, to_ms(now), _r.key > self._swept_to
+        """Look at records in the order of their keys, since no index tells which may go, and delete those.
+
+        What is not looked at yet shrinks from both sides: where newer records have greater keys, a look
+        upwards would never come to an end. It goes on at the side where it finds many.
+        """
+        mine, now_ms = _r.namespace == self._db.namespace, to_ms(now)
         over = sa.or_(_r.until_ms <= now_ms - OUTLIVE_MS, sa.and_(_r.settled, _r.until_ms <= now_ms))
-        lot = sa.select(_r.key).where(mine, after).order_by(_r.key).limit(limit).subquery()
+        left = sa.select(_r.key).where(mine, *self._unswept.values())
+        lot = left.order_by(_r.key if self._from_below else _r.key.desc()).limit(limit).subquery()
+        ends = sa.select(sa.func.count(), sa.func.min(lot.c.key), sa.func.max(lot.c.key))
         with self._db.connection() as connection:
-            count, last = connection.execute(sa.select(sa.func.count(), sa.func.max(lot.c.key))).one()
-            ended = sa.select(_r.key).where(mine, over, after, _r.key <= (last or ""))
+            count, first, last = connection.execute(ends).one()
+            ended = sa.select(_r.key).where(mine, over, _r.key.between(first or "", last or ""))
             keys = sa.select(picked(connection, ended).c.key)
-            expired = connection.execute(
-                sa.delete(tables.reservations).where(mine, _r.key.in_(keys))
-            ).rowcount
-        self._swept_to = last if count == limit else ""
+            delete = sa.delete(tables.reservations).where(mine, _r.key.in_(keys))
+            expired = connection.execute(delete).rowcount
+        if count < limit:
+            self._unswept = {}
+        else:
+            self._unswept[self._from_below] = _r.key > last if self._from_below else _r.key < first
+        self._from_below ^= expired <= limit // 10
         self._db.change(sa.delete(tables.suspects).where(_s.since_ms < to_ms(now - SUSPECTED)))
         return expired
 
@@ -333,9 +340,8 @@ class SQLParkedJobs:
 
         A retry that another worker claims at this moment is left out.
         """
-        mine = _p.namespace == self._db.namespace
+        claim, mine = uuid4().hex, _p.namespace == self._db.namespace
         due = sa.and_(mine, _p.framework == index_text(framework), _p.due_ms <= to_ms(now))
-        claim = uuid4().hex
         return Due(claim, self._claim(claim, due, now=now, until=until, limit=limit))
 
     def claim(self, keys: Sequence[str], *, now: datetime, until: datetime) -> Due:
