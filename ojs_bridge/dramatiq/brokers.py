@@ -98,6 +98,8 @@ class AnyBroker:
         self.hands = Hands()
         #: What settles and acknowledges for the worker's threads.
         self.acks: Acknowledgements | None = None
+        #: What wakes the consumers, by their queues.
+        self.wakes: dict[str, Wake] = {}
 
     @cached
     def outages(self) -> tuple[type[Exception], ...]:
@@ -250,11 +252,8 @@ class OnRabbitMQ(AnyBroker):
     def backlog(self, queues: Sequence[str]) -> Sequence[Backlog]:
         from pika import BlockingConnection
 
-        connection = BlockingConnection(parameters(self.broker))
-        try:
+        with BlockingConnection(parameters(self.broker)) as connection:
             return [Backlog(queue, PikaQueues(connection).depth(queue)) for queue in queues]
-        finally:
-            connection.close()
 
     def use_dead_queues_as_they_are(self) -> None:
         broker = self.broker
@@ -355,7 +354,6 @@ class OnRedis(AnyBroker):
     def __init__(self, broker: Any) -> None:
         super().__init__(broker)
         self.system, self.dead_places = "redis", DeadOnRedis(broker)
-        self._wakes: dict[str, Wake] = {}
 
     def caveats(self, bridge: Bridge) -> Iterator[str]:
         return on_redis.caveats(self.broker.client)
@@ -389,7 +387,7 @@ class OnRedis(AnyBroker):
         self.acks = JointAcknowledgements(self.broker, outage)
 
     def present(self, reservations: Reservations, queues: Callable[[], Iterable[str]]) -> Presence:
-        return on_redis.present(self.broker, reservations, queues, self._wakes)
+        return on_redis.present(self.broker, reservations, queues, self.wakes)
 
     def consuming(self, queue_name: str) -> None:
         try:
@@ -399,7 +397,6 @@ class OnRedis(AnyBroker):
 
     def taking(self, inner: Any, thread: Any, queue_name: str, wake: Wake) -> Take:
         release = functools.partial(self.hands.release_strays, self.broker, queue_name)
-        self._wakes[queue_name] = wake
         take = polling(inner, thread, wake, functools.partial(on_redis.seldom, self.broker), release)
         if compat.queue_prefetch(dramatiq.worker, 0) or queue_name == dq_name(queue_name):
             return take
@@ -426,6 +423,8 @@ class OnRedis(AnyBroker):
         on_redis.enrich(self.broker, message)
 
     def stop_fetching(self, inner: Any) -> None:
+        # First, for a thread that is about to set another number.
+        inner.ojs_stops = True
         compat.redis_prefetch.set(inner, 0)
 
     def close(self, inner: Any, queue_name: str) -> None:

@@ -210,16 +210,16 @@ def wrap(broker: Any, engine: Engine) -> None:
     if getattr(consume, "_ojs_wrapped", False):
         return
 
-    kind, wakes = kind_of(broker), dict[str, Wake]()
+    kind = kind_of(broker)
 
     def settling(*args: Any, **kwargs: Any) -> Consumer:
         queue_name = args[0] if args else kwargs["queue_name"]
         kind.consuming(queue_name)
-        wake = wakes.setdefault(queue_name, Wake())
+        wake = kind.wakes.setdefault(queue_name, Wake())
         return SettlingConsumer(consume(*args, **kwargs), kind, queue_name, wake, engine.reservations)
 
     def woken(queue_name: str) -> None:
-        if wake := wakes.get(queue_name):
+        if wake := kind.wakes.get(queue_name):
             wake.set()
 
     settling._ojs_wrapped = True  # type: ignore[attr-defined]

@@ -128,6 +128,8 @@ def widening(inner: Any, thread: Any, take: Take, give_back: Callable[[list[Mess
             before, left, looked = left, taken - len(compat.queued_message_ids(inner)), now
             size = max(least, min(round((left - before) * WINDOW_SECONDS / seconds), WIDEST * least))
             compat.redis_prefetch.set(inner, size)
+            if hasattr(inner, "ojs_stops"):
+                compat.redis_prefetch.set(inner, 0)
             more = compat.outstanding(inner) - size
             if more <= 0:
                 fits = now

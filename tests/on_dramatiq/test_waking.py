@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from typing import Any
@@ -9,8 +10,10 @@ from uuid import uuid4
 
 import dramatiq
 import pytest
+from dramatiq.brokers import redis
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import current_millis, dq_name
+from redis import Redis
 
 from ojs_bridge.adapters.private_names import numbers_of
 from ojs_bridge.dramatiq import receiving
@@ -18,7 +21,7 @@ from ojs_bridge.dramatiq.brokers import kind_of
 from ojs_bridge.dramatiq.compat import consumer_of_thread, heartbeats_of
 from ojs_bridge.dramatiq.on_redis import seldom
 from tests.on_dramatiq.fleet import Fleet, Sent
-from tests.servers import eventually
+from tests.servers import Valkey, eventually
 
 #: Milliseconds that an idle worker sleeps, and seconds that no retry of these tests may be late.
 TIMEOUT, LATE = 6000, 3.0
@@ -102,7 +105,7 @@ def test_a_delayed_job_of_another_process_is_found_in_a_queue_that_was_empty(
     elsewhere.declare_queue(unique)
     with fleet.working(threads=2, timeout=TIMEOUT):
         fleet.end(fleet.send(actor))
-        wake = kind._wakes[dq_name(unique)]
+        wake = kind.wakes[dq_name(unique)]
         for _ in range(3):
             eventually(lambda: wake.empty_until > time.monotonic() + 1, what="a look at an empty queue")
             key, sent = uuid4().hex, time.monotonic()
@@ -116,6 +119,17 @@ def test_a_consumer_does_not_rest_while_dramatiq_may_give_back_what_a_dead_worke
     assert seldom(broker) == broker.heartbeat_timeout / 6000
     broker.client.zadd(heartbeats_of(broker), {"dead": current_millis() - broker.heartbeat_timeout - 1})
     assert seldom(broker) == 0
+
+
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+def test_a_consumer_rests_whose_user_has_only_the_rights_that_dramatiq_needs(
+    broker: Any, valkey: Valkey, unique: str
+) -> None:
+    rights = re.findall(r'redis.call\("(\w+)"', redis._scripts["dispatch"].decode())
+    broker.client.execute_command(*f"ACL SETUSER {unique} on nopass ~*".split(), *(f"+{r}" for r in rights))
+    with Redis(port=valkey.port, username=unique, password="any") as limited:
+        assert seldom(RedisBroker(client=limited)) == broker.heartbeat_timeout / 6000
+    broker.client.execute_command("ACL", "DELUSER", unique)
 
 
 @pytest.mark.parametrize("broker", ["redis"], indirect=True)
@@ -188,3 +202,29 @@ def test_what_waits_in_a_worker_whose_jobs_have_become_slow_goes_back_to_the_hea
         go.set()
         eventually(lambda: fleet.left() == 0)
     assert [len(job.runs) for job in jobs] == [1] * len(jobs)
+
+
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+def test_a_worker_that_shuts_down_as_its_window_is_set_anew_fetches_nothing_more(
+    broker: dramatiq.Broker, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stops: list[None] = []
+
+    class Stops(float):
+        """Begins the shutdown when the window has found that there is none."""
+
+        def __rmul__(self, left: float) -> float:
+            stops.append(deliveries.stop_fetching())
+            return left * float(self)
+
+    fleet = Fleet(broker, unique)
+    actor = fleet.actor(lambda n: None)
+    with fleet.working(threads=2) as worker:
+        fleet.end(fleet.send(actor))
+        deliveries: Any = consumer_of_thread(worker.consumers[unique])
+        monkeypatch.setattr(receiving, "WINDOW_SECONDS", Stops(receiving.WINDOW_SECONDS))
+        eventually(lambda: stops, what="the shutdown")
+        job = fleet.send(actor)
+        time.sleep(0.5)
+        assert window_of(worker, unique) == len(job.runs) == 0
+    broker.flush(unique)
