@@ -126,6 +126,8 @@ class Bridged:
         if not isinstance(given, RequestClass):
             # A request class that a class of bridged tasks names itself is composed, too.
             setattr(cls, _NAME, RequestClass(given))
+        if cls.before_start is not Task.before_start:  # type: ignore[attr-defined]
+            cls.before_start = _before_a_run(cls.before_start)  # type: ignore[attr-defined]
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the task: under the bridge in a worker and in `apply`, plainly in a direct call."""
@@ -206,6 +208,20 @@ class Bridged:
         prepare(app)
         if cls.name and issubclass(cls, OJSTask):
             refuse_native(str(cls.name), cls)
+
+
+def _before_a_run(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook that Celery calls before a run: its task, called there, is called plainly."""
+
+    @functools.wraps(hook)
+    def before_start(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.request.ojs_run = ENDED
+        try:
+            return hook(self, *args, **kwargs)
+        finally:
+            self.request.ojs_run = None
+
+    return before_start
 
 
 class NativeTask(Proxy):  # type: ignore[misc]

@@ -215,7 +215,7 @@ def test_a_hook_calls_its_task_directly(
         def on_success(self, *_: Any) -> None:
             hand.notes.append(("hook", self("directly")))
 
-        on_failure = after_return = on_success
+        before_start = on_failure = after_return = on_success
 
     @hand.app.task(base=Hooked, shared=False, name="hooked", lazy=False)
     def hooked(how: str) -> str:
@@ -236,7 +236,7 @@ def test_a_hook_calls_its_task_directly(
         task_postrun.disconnect(settle_success)
     bridge.flush()
     assert [note for note in hand.notes if note[0] in ("hook", "receiver")] == [
-        *[("hook", "directly")] * 2,
+        *[("hook", "directly")] * 3,
         ("receiver", "directly"),
     ]
     ends = ["job.failed", "job.discarded"] if fails else ["job.completed"]
