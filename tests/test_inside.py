@@ -11,7 +11,7 @@ from ojs_bridge.messages import HEADER
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "explanation" / "inside.md").read_text("utf-8")
 #: The start of a thread, with its name.
-STARTS = re.compile(r"(?:keep_going\(\s*|Thread\([^()]*name=)f?\"(ojs-[\w]+-?)", re.DOTALL)
+STARTS = re.compile(r"(?:(?:keep_going|Line)\(\s*|Thread\([^()]*name=)f?\"(ojs-[\w]+-?)", re.DOTALL)
 
 
 def part(heading: str) -> str:

@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from typing import Any, NamedTuple, TypeAlias
 
 from dramatiq import Message
@@ -244,10 +245,12 @@ def publication(message: MessageProxy) -> str:
 class Ending:
     """The end of the message of a job that succeeded. Its run is settled once, even if a step is repeated."""
 
-    __slots__ = ("_engine", "_is_settled", "_run")
+    __slots__ = ("_context", "_engine", "_is_settled", "_run")
 
     def __init__(self, engine: Engine, run: Run) -> None:
         self._engine, self._run = engine, run
+        #: Where instruments find the run: another thread may settle it.
+        self._context = copy_context()
         self._is_settled = False
 
     @classmethod
@@ -257,10 +260,12 @@ class Ending:
         It never raises; an interrupt that breaks in leaves them to be settled again.
         """
         unsettled = [ending for ending in endings if not ending._is_settled]
-        if len(unsettled) == 1:
-            unsettled[0]._engine.settling.settle(unsettled[0]._run, Complete())
-        elif unsettled:
-            unsettled[0]._engine.settling.settle_successes([ending._run for ending in unsettled])
+        engine = unsettled[0]._engine if len(unsettled) > 1 else None
+        if engine and engine.reservations.settles_together and not engine.instruments.all:
+            engine.settling.settle_successes([ending._run for ending in unsettled])
+        else:
+            for ending in unsettled:
+                ending._context.run(ending._engine.settling.settle, ending._run, Complete())
         for ending in unsettled:
             # An error may have kept it from being settled. Nothing else ends it.
             ending._engine.reservations.expire(ending._run)

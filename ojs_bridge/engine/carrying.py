@@ -76,14 +76,10 @@ class Settling:
         self._conclude(run, decision)
 
     def settle_successes(self, runs: Sequence[Run]) -> None:
-        """Settle runs that have succeeded, in one step where the store can; never raises."""
-        if self._instruments.all or not self._reservations.settles_together:
-            for run in runs:
-                self.settle(run, Complete())
-        else:
-            harmless(runs[0].job, self._reservations.settle_successes, runs)
-            for run in runs:
-                self._conclude(run, Complete())
+        """Settle runs that have succeeded, in one step; never raises."""
+        harmless(runs[0].job, self._reservations.settle_successes, runs)
+        for run in runs:
+            self._conclude(run, Complete())
 
     def _conclude(self, run: Run | Refuse, decision: Decision) -> None:
         """Tell all that hear of it, each by itself, how a run has ended."""
