@@ -123,7 +123,7 @@ class RequestKeeping(bootsteps.StartStopStep):  # type: ignore[misc]
         message = request.message
         with self._lock:
             is_first = self._has(request) and not message.delivery_info.get("redelivered")
-            if is_first and request.ojs.ago < self._surely_ours:
+            if is_first and time.monotonic() - request.ojs.at < self._surely_ours:
                 self._acknowledging.append((message, reservation))
             while self._acknowledging and self._acknowledging[0][0].acknowledged:
                 if self._acknowledging[0][0].delivery_tag in self._owed:
@@ -222,7 +222,7 @@ class RequestKeeping(bootsteps.StartStopStep):  # type: ignore[misc]
         for waiting in all_waiting:
             if answers or not waiting.needs_store:
                 self._retry(waiting)
-            elif waiting.can_be_sent and waiting.request.ojs.age > LONGEST_WAIT:
+            elif waiting.can_be_sent and time.monotonic() - waiting.request.ojs.kept_at > LONGEST_WAIT:
                 self._send(waiting)
 
     def _retry(self, waiting: _Waiting) -> None:

@@ -63,16 +63,6 @@ class Received:
     is_cancelled: bool = False
     is_told: bool = False
 
-    @property
-    def ago(self) -> float:
-        """The seconds since the worker received the message."""
-        return time.monotonic() - self.at
-
-    @property
-    def age(self) -> float:
-        """The seconds for which the worker has kept the message."""
-        return time.monotonic() - self.kept_at if self.kept_at else 0.0
-
 
 class OJSRequest(Request):  # type: ignore[misc]
     """A request whose job runs under the bridge."""

@@ -126,8 +126,9 @@ class Bridged:
         if not isinstance(given, RequestClass):
             # A request class that a class of bridged tasks names itself is composed, too.
             setattr(cls, _NAME, RequestClass(given))
-        if cls.before_start is not Task.before_start:  # type: ignore[attr-defined]
-            cls.before_start = _before_a_run(cls.before_start)  # type: ignore[attr-defined]
+        hook = inspect.getattr_static(cls, "before_start")
+        if hook is not Task.before_start:
+            cls.before_start = functools.partialmethod(_before_a_run, hook)  # type: ignore[attr-defined]
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the task: under the bridge in a worker and in `apply`, plainly in a direct call."""
@@ -210,18 +211,13 @@ class Bridged:
             refuse_native(str(cls.name), cls)
 
 
-def _before_a_run(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a hook that Celery calls before a run: its task, called there, is called plainly."""
-
-    @functools.wraps(hook)
-    def before_start(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.request.ojs_run = ENDED
-        try:
-            return hook(self, *args, **kwargs)
-        finally:
-            self.request.ojs_run = None
-
-    return before_start
+def _before_a_run(task: Task, hook: Any, *args: Any, **kwargs: Any) -> None:
+    """Call a hook that comes before a run: what it calls directly is no run, as after one."""
+    before, task.request.ojs_run = task.request.ojs_run, ENDED
+    try:
+        hook.__get__(task, type(task))(*args, **kwargs)
+    finally:
+        task.request.ojs_run = before
 
 
 class NativeTask(Proxy):  # type: ignore[misc]

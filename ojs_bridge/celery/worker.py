@@ -241,21 +241,18 @@ def _is_free(consumer: Any) -> bool:
 
 def _filled(app: Celery) -> str | None:
     """Return a queue that has messages for this worker; a new connection asks the broker."""
-    queues = [queue for queue in app.amqp.queues.consume_from.values() if _is_for_all(queue)]
     timeouts = dict.fromkeys(installation(app).source.timeouts, _PATIENCE)
     with app.connection_for_read(connect_timeout=_PATIENCE, transport_options=timeouts) as connection:
-        for queue in queues:
+        for queue in app.amqp.queues.consume_from.values():
+            arguments = {**(queue.queue_arguments or {}), **(queue.consumer_arguments or {})}
+            if arguments.get("x-queue-type") == "stream" or any(map(arguments.get, _UNEVEN)):
+                continue
             try:
                 if connection.channel().queue_declare(queue.name, passive=True).message_count:
                     return str(queue.name)
             except connection.channel_errors:  # there is none, or nobody else may ask for it
                 continue
     return None
-
-
-def _is_for_all(queue: Any) -> bool:
-    arguments = {**(queue.queue_arguments or {}), **(queue.consumer_arguments or {})}
-    return arguments.get("x-queue-type") != "stream" and not any(map(arguments.get, _UNEVEN))
 
 
 def _act(silent: int, queue: str) -> None:

@@ -243,6 +243,48 @@ def test_a_hook_calls_its_task_directly(
     assert [type_ for type_ in heard if type_.startswith("job.")] == ["job.started", *ends]
 
 
+def test_a_hook_before_a_run_may_call_that_of_its_base_class_and_may_be_static(unique: str) -> None:
+    """The job itself is retried, whatever its hook has called before."""
+    bridge = Bridge(retry={"max_attempts": 2, "initial_interval": "PT0.001S"})
+    hand = by_hand(lambda app: install(app, bridge), unique)
+
+    class Above(Task):
+        abstract = True
+
+        def before_start(self, *_: Any) -> None:
+            hand.notes.append(("hook", self("directly")))
+
+    class Below(Above):
+        abstract = True
+
+        def before_start(self, *given: Any) -> None:
+            super().before_start(*given)
+            super().__call__("directly")
+            hand.notes.append(("hook", self("directly")))
+
+    class Static(Task):
+        abstract = True
+
+        @staticmethod
+        def before_start(task_id: str, args: Any, kwargs: Any) -> None:
+            hand.notes.append(("hook", args[0]))
+
+    def run(how: str) -> str:
+        hand.notes.append(("body", how))
+        if how == "as a job":
+            raise OSError("down")
+        return how
+
+    for name, base in (("below", Below), ("static", Static)):
+        hand.app.task(base=base, shared=False, name=name, lazy=False)(run)
+        hand.notes.clear()
+        job = hand.send(name, "as a job")
+        hand.deliver_all()
+        assert hand.state(job) == ("FAILURE", "OSError('down')")
+        assert hand.notes.count(("body", "as a job")) == 2
+        assert len([note for note in hand.notes if note[0] == "hook"]) == (4 if name == "below" else 2)
+
+
 @pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
 @pytest.mark.parametrize("store", [False, True], ids=["no store", "store"])
 @pytest.mark.parametrize("when", SET)

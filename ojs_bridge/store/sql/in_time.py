@@ -52,8 +52,8 @@ class InTime(Connection[Any]):
     def write(self, statement: str, row: Mapping[str, Any]) -> int | None:
         """Run a statement, in half of the CPU time that psycopg takes; return how many rows it has written.
 
-        None if the answer is an error: psycopg is to ask again, and to say what it is. So the statement must
-        mean the same when it runs twice. Raises OperationalError.
+        None if the answer is an error: then nothing is written, and psycopg asks again, to say what it is.
+        Raises OperationalError.
         """
         written: int | None = self.wait(self._writing(statement, row))
         return written
