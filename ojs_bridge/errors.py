@@ -7,6 +7,7 @@ BridgeError
 ├── NotExpressible            a ValueError: the Open Job Spec cannot express a policy
 ├── StoreError                the store did not do what it was asked
 │   └── Unstorable            the store can never keep what it was given
+├── NotInTransaction          a ValueError: a job cannot be a part of a transaction
 ├── Unreachable               the broker does not take a message now
 ├── Unpublishable             no broker will ever take this message
 ├── Unroutable                no queue takes this message as things are
@@ -68,6 +69,10 @@ class Unstorable(StoreError):
 
     It is no outage: other jobs go on.
     """
+
+
+class NotInTransaction(BridgeError, ValueError):
+    """A job cannot be a part of a transaction: none is open, it has failed, or its database has no store."""
 
 
 class Unreachable(BridgeError):

@@ -28,12 +28,12 @@ FAILS = "A job fails and is retried"
 #: The most files, functions and moves of each journey today. The goal is beside it: files and functions.
 WALKS = {
     "Celery: a failing run, retried": Figures(27, 127, 89),  # 24, 110
-    "Celery: a failing run, parked": Figures(29, 151, 126),  # 24, 110
+    "Celery: a failing run, parked": Figures(29, 153, 127),  # 24, 110
     "Celery on Redis: a failing run, retried": Figures(30, 152, 132),
     "Celery: a success": Figures(21, 66, 57),
     "Celery: a task's policy": Figures(6, 21, 19),  # 6, 18
     "Dramatiq: a failing run, retried": Figures(26, 121, 98),  # 24, 110
-    "Dramatiq: a failing run, parked": Figures(27, 139, 125),  # 24, 110
+    "Dramatiq: a failing run, parked": Figures(27, 141, 126),  # 24, 110
     "Dramatiq: a success": Figures(20, 69, 61),
     "Dramatiq: an actor's policy": Figures(8, 24, 11),  # 6, 18
     "HTTP: a replay": Figures(24, 80, 78),  # 22
@@ -43,8 +43,8 @@ SIZES = {
     "files in celery": 19,  # 16
     "floors of celery": 9,
     "files in dramatiq": 16,  # 14
-    "files": 152,  # 150
-    "lines of code": 22_777,  # 16,500
+    "files": 154,  # 150
+    "lines of code": 23_070,  # 16,500
     "private functions of up to three lines that are called once": 54,  # 60
     "functions of more than 60 lines": 0,
     "files of more than 450 lines": 0,

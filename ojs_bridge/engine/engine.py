@@ -23,6 +23,7 @@ from .context import Context
 from .events import harmless
 from .instruments import Instrument
 from .layers import Layers, TaskPolicy
+from .outbox import Outbox
 from .reservations import Reservations, Wait
 from .runs import Admission, DeadQueues, Drop, Lost, Postpone, Publisher, Refuse, Run
 from .storage_retry import Outage
@@ -68,6 +69,7 @@ class Engine:
         self.storing = Storing(context, self.reservations, park_after)
         self.settling = Settling(context, self.reservations, self.storing, reservation, park_after)
         self.carrying = Carrying(context, self.storing)
+        self.outbox = Outbox(context, self.give_up)
         #: Of the store or the broker: all threads of a worker tell of it in one line.
         self.outage = Outage()
         #: Whether nobody needs to know that a job has begun.

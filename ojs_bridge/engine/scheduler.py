@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from ..errors import StoreError, Unpublishable, Unreachable
 from ..rules.job import format_time
-from ..store import Grant, Parked, ParkedJobs, Reservation, ReservedRuns, Settle
+from ..store import Due, Grant, Parked, ParkedJobs, Reservation, ReservedRuns, Settle
 from .runs import Publisher
 from .storage_retry import POLLING, Outage, StorageRetry
 from .threads import BetweenForks, keep_going
@@ -120,8 +120,13 @@ class Scheduler:
 
     def publish_due(self, framework: str, publisher: Publisher) -> int:
         """Publish one batch of due retries and return its size; raises StoreError and Unreachable."""
-        now, ends = self.clock(), time.monotonic() + CLAIM.total_seconds() / 2
+        now, began = self.clock(), time.monotonic()
         due = self.parked.claim_due(framework, now=now, until=now + CLAIM, limit=BATCH)
+        self.publish(due, publisher, began + CLAIM.total_seconds() / 2)
+        return len(due.retries)
+
+    def publish(self, due: Due, publisher: Publisher, ends: float) -> None:
+        """Publish claimed retries until a monotonic time; raises StoreError and Unreachable."""
         left = deque(due.retries)
         try:
             # After the end of the claim other workers publish the same retries: publish none then.
@@ -139,7 +144,6 @@ class Scheduler:
         finally:
             if left:
                 self.parked.unclaim(tuple(left), due.claim)
-        return len(due.retries)
 
     def _publish(self, parked: Parked, publisher: Publisher) -> bool:
         """Publish a retry; False if an error of its own keeps it in the store until its claim ends."""

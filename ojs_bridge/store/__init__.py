@@ -18,6 +18,7 @@ from .jobs import (
     ReserveAnswer,
     ReservedRuns,
     Settle,
+    Transaction,
 )
 from .protocol import (
     MAX_NAMESPACE,
@@ -71,6 +72,7 @@ __all__ = [
     "Span",
     "Stats",
     "Store",
+    "Transaction",
     "counts_of",
     "from_json",
     "from_ms",

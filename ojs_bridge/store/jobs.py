@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol
@@ -222,6 +222,19 @@ class Due:
 
     claim: str
     retries: tuple[Parked, ...]
+
+
+class Transaction(Protocol):
+    """A user's open transaction on the database of a store."""
+
+    def park(self, parked: Parked) -> None:
+        """Write a job, which waits in the store once the transaction has committed.
+
+        Raises StoreError if the database does not take it, or has a job of its key.
+        """
+
+    def then(self, do: Callable[[], object]) -> bool:
+        """Let something be done as soon as it has committed; False if its connection cannot tell."""
 
 
 class ParkedJobs(Protocol):

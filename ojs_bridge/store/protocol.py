@@ -11,13 +11,14 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 from urllib.parse import unquote
 
+from ..errors import ConfigurationError
 from ..messages import Reading, read_message, shown_errors
 from ..rules.failures import VISIBILITY_TIMEOUT
 from ..rules.fingerprint import fingerprint
 from ..rules.job import ErrorEntry, Job, PlacedEntry, format_time
 from .documents import Documents
 from .filter import EVERYTHING, Filter
-from .jobs import KEEP, ParkedJobs, ReservedRuns, Settle
+from .jobs import KEEP, ParkedJobs, ReservedRuns, Settle, Transaction
 
 #: The claim of a replay. While it lasts, no other replay gets the letter.
 Claim: TypeAlias = int
@@ -329,6 +330,23 @@ class Store(Protocol):
 
     def clock(self) -> datetime:
         """Return the time of the store's own machine."""
+
+    def join(self, connection: Any) -> Transaction:  # noqa: ARG002
+        """Return the open transaction of a user's connection: of psycopg, SQLAlchemy or Django.
+
+        Raises NotInTransaction, and ConfigurationError for a store that is no SQL database.
+        """
+        raise ConfigurationError(
+            f"ojs_in: the store is of the kind {self.backend!r}, and a transaction needs a store in its own "
+            "database, such as postgresql://host/shop"
+        )
+
+    def joined(self) -> Transaction | None:
+        """Return the transaction of Django's on this database that this thread is in, or None.
+
+        Raises as `join` does.
+        """
+        return self.join(None)
 
     def close(self) -> None:
         """Close connections."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from typing import Any
 from uuid import uuid4
 
 from ...errors import StoreError
+from ..jobs import Transaction
 from ..protocol import MEMORY, Store
+from . import transactions
 from .database import Database
 from .documents import SQLDocuments
 from .jobs import SQLParkedJobs, SQLReservedRuns
@@ -29,6 +32,14 @@ class SQLStore(Database, Store):
         self.parked = SQLParkedJobs(self)
         self.reservations = SQLReservedRuns(self)
         self.documents = SQLDocuments(self)
+
+    def join(self, connection: Any) -> Transaction:
+        """Return the open transaction of a user's connection."""
+        return transactions.join(self, connection)
+
+    def joined(self) -> Transaction | None:
+        """Return the transaction of Django's on this database that this thread is in, or None."""
+        return transactions.joined(self)
 
 
 class MemoryStore(SQLStore):

@@ -25,6 +25,10 @@ from .tables import SCHEMA_VERSION, metadata, versions
 logger = logging.getLogger("ojs_bridge")
 
 _POSTGRES_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp())")
+#: Which table of parked jobs a connection sees, by its number and by the name that it got when it was made.
+_IDENTITY = (
+    "SELECT CAST(to_regclass('ojs_parked') AS oid), obj_description(to_regclass('ojs_parked'), 'pg_class')"
+)
 _ENCODING = sa.text("SELECT current_setting('server_encoding')")
 #: The encoding that has every letter.
 _WHOLE = "UTF8"
@@ -69,7 +73,7 @@ class _File:
         path: str = engines[0].dialect.create_connect_args(engines[0].url)[0][0]
         self._path = "" if path.startswith("file:") else path
         self._log_path = f"{self._path}-wal"
-        self._identity: tuple[int, int] | None = None
+        self.identity: tuple[int, int] | None = None
         #: The log that the open connections write to. The last connection to a file deletes its log.
         self._log: tuple[int, int] | None = None
         self._open = 0
@@ -80,11 +84,11 @@ class _File:
 
     def opened(self) -> None:
         """Remember the file that is there now."""
-        self._identity = _identity_of(self._path) if self._path else None
+        self.identity = _identity_of(self._path) if self._path else None
 
     def missing(self) -> str:
         """Return which of the opened files is gone, or has another in its place; "" for none of them."""
-        if self._identity is not None and _identity_of(self._path) != self._identity:
+        if self.identity is not None and _identity_of(self._path) != self.identity:
             return "file"
         if self._log is not None and _identity_of(self._log_path) != self._log:
             return "write-ahead log (-wal)"
@@ -146,6 +150,7 @@ class Database:
         self._pid = os.getpid()
         self._prepared = False
         self._encoding = ""
+        self._identity: Sequence[Any] = ()
         self._preparing = _Lock(threading.RLock(), self._busy_seconds, self.shown)
 
     def prepare(self) -> None:
@@ -175,6 +180,17 @@ class Database:
         with self.connection() as connection:
             seconds = float(connection.execute(_POSTGRES_CLOCK).scalar_one())
         return datetime.fromtimestamp(seconds, timezone.utc)
+
+    def is_that_of(self, ask: Callable[[str], Sequence[Any]]) -> bool:
+        """Return whether another connection, which asks a question, sees the tables of this store."""
+        if self._file is not None:
+            path = ask("PRAGMA database_list")[2]
+            return bool(path) and _identity_of(path) == self._file.identity
+        seen = tuple(ask(_IDENTITY))
+        if seen != self._identity:
+            with self.connection() as connection:
+                self._identity = tuple(connection.exec_driver_sql(_IDENTITY).one())
+        return seen == self._identity
 
     def close(self) -> None:
         """Close the connections of this process."""

@@ -26,10 +26,10 @@ from ..jobs import (
     Settle,
 )
 from ..protocol import Letter
-from ..records import from_json, from_ms, index_id, index_text, to_json, to_ms
+from ..records import from_json, from_ms, index_id, index_text, to_ms
 from . import tables
 from .database import Database
-from .statements import New, Upsert, batches, beginning, equals, matching, page, picked, updated
+from .statements import FREE, New, Upsert, batches, beginning, equals, matching, page, picked, row_of, updated
 
 _TAKEN = ReserveAnswer(Grant.TAKEN)
 #: A parameter would be a value that no row has.
@@ -302,7 +302,6 @@ _PARK = Upsert(
     *(column.name for column in tables.parked.c if not column.primary_key),
     where=lambda new: _p.fence <= new["fence"],
 )
-_FREE = {"claim": "", "claimed_until_ms": 0}
 _SHOWN = (_p.record, _p.due_ms, _p.key)
 
 
@@ -314,19 +313,7 @@ class SQLParkedJobs:
 
     def park(self, parked: Parked, settle: Settle | None = None) -> bool:
         """Settle the job's reservation and write its retry, unless one of its key has a higher fence."""
-        row = {
-            "namespace": self._db.namespace,
-            "key": index_id(parked.key),
-            "job_id": index_id(parked.id),
-            "fence": parked.fence,
-            "framework": index_text(parked.framework),
-            "type": index_text(parked.type),
-            "queue": index_text(parked.queue),
-            "due_ms": to_ms(parked.next_retry_at),
-            "parked_ms": to_ms(parked.parked_at),
-            "record": to_json(parked),
-            **_FREE,
-        }
+        row = row_of(self._db.namespace, parked)
         with self._db.connection(durable=True) as connection:
             if settle is not None:
                 write, settled = settling(self._db.namespace, settle)
@@ -348,10 +335,18 @@ class SQLParkedJobs:
         """Claim the retries of these keys, atomically; one that another worker is claiming is left out."""
         claim, mine = uuid4().hex, _p.namespace == self._db.namespace
         lots = (
-            self._claim(claim, sa.and_(mine, _p.key.in_(lot)), now=now, until=until, limit=len(lot))
+            self._claim(claim, wanted, now=now, until=until, limit=len(keys))
             for lot in batches([index_id(key) for key in keys])
+            if self._are_any(wanted := sa.and_(mine, _p.key.in_(lot)))
         )
         return Due(claim, tuple(retry for lot in lots for retry in lot))
+
+    def _are_any(self, wanted: sa.ColumnElement[bool]) -> bool:
+        """Return whether SQLite has such rows: an update that finds none, too, waits for who writes now."""
+        if self._db.is_postgres:
+            return True
+        with self._db.connection() as connection:
+            return connection.execute(sa.select(_p.key).where(wanted).limit(1)).first() is not None
 
     def unpark(self, retries: Sequence[Parked], claim: str) -> int:
         """Delete published retries that this claim still holds; return how many."""
@@ -360,7 +355,7 @@ class SQLParkedJobs:
 
     def unclaim(self, retries: Sequence[Parked], claim: str) -> None:
         """End the claim of retries that could not be published: they are due as before."""
-        free = sa.update(tables.parked).values(_FREE).where(_p.claim == claim)
+        free = sa.update(tables.parked).values(FREE).where(_p.claim == claim)
         self._db.change_each(free, _p.key, [index_id(retry.key) for retry in retries])
 
     def list(self, where: Filter, *, limit: int, cursor: str | None) -> ParkedPage:

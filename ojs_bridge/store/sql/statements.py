@@ -13,7 +13,8 @@ from sqlalchemy.dialects.sqlite import Insert as SqliteInsert
 from sqlalchemy.engine import Connection
 
 from ...rules.notations import to_glob
-from ..records import index_text
+from ..jobs import Parked
+from ..records import index_id, index_text, to_json, to_ms
 
 T = TypeVar("T")
 _Column: TypeAlias = sa.ColumnElement[Any]
@@ -28,6 +29,8 @@ _BEFORE_DISK: sa.ColumnClause[str] = sa.literal_column(
 )
 #: How many keys one statement names; SQLite may know no more than 999 parameters.
 BATCH = 300
+#: The columns of a parked job that nobody has claimed.
+FREE: Mapping[str, str | int] = {"claim": "", "claimed_until_ms": 0}
 LARGEST_INTEGER = 2**63 - 1
 
 
@@ -93,6 +96,23 @@ class Upsert:
         if self._may_be_lost and isinstance(replacing, PostgresInsert):
             return replacing.returning(_BEFORE_DISK)
         return replacing
+
+
+def row_of(namespace: str, parked: Parked) -> dict[str, Any]:
+    """Return the row of a parked job, which nobody has claimed."""
+    return {
+        "namespace": namespace,
+        "key": index_id(parked.key),
+        "job_id": index_id(parked.id),
+        "fence": parked.fence,
+        "framework": index_text(parked.framework),
+        "type": index_text(parked.type),
+        "queue": index_text(parked.queue),
+        "due_ms": to_ms(parked.next_retry_at),
+        "parked_ms": to_ms(parked.parked_at),
+        "record": to_json(parked),
+        **FREE,
+    }
 
 
 def picked(connection: Connection, query: sa.Select[Any]) -> sa.FromClause:

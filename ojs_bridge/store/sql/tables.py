@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+from uuid import uuid4
+
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
@@ -111,6 +114,15 @@ reservations = sa.Table(
 #: Leaves room in the pages of reservations. SQLAlchemy's own option came after 2.0.28.
 _FILL = sa.DDL(f"ALTER TABLE ojs_reservations SET (fillfactor = {FULL})")  # type: ignore[no-untyped-call]
 sa.event.listen(reservations, "after_create", _FILL.execute_if(dialect="postgresql"))
+
+
+def _name(_table: object, connection: Connection, **_: Any) -> None:
+    """Write what tells this table from those of other databases and schemas."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.text(f"COMMENT ON TABLE ojs_parked IS 'ojs-bridge {uuid4()}'"))
+
+
+sa.event.listen(parked, "after_create", _name)
 
 documents = sa.Table(
     "ojs_documents",
