@@ -27,7 +27,7 @@ from .operations.retention import PERIOD as PRUNE_PERIOD
 from .operations.retention import Retention
 from .rules.failures import Errors
 from .rules.policy import PartialPolicy
-from .store import Filter, Store
+from .store import KINDS, STATES, Filter, Store
 
 
 class Bridge:
@@ -48,6 +48,7 @@ class Bridge:
         header_budget: how many bytes a job's retry state may take of its message.
         reservation: for how long an attempt is reserved; a heartbeat extends the reservation.
         park_after: a retry that is due later than that waits in the store, not in the broker.
+        park_delays: whether a job that its user delays by more than that waits there, too.
         fail_open: whether jobs run without a reservation while the store cannot be reached; else they wait.
         settle_behind: whether a success is settled within 20 ms, and no job waits for it; else it is settled
             before its message is acknowledged. A store in the memory of this process settles at once.
@@ -79,6 +80,7 @@ class Bridge:
         header_budget: int | None = None,
         reservation: str | timedelta | None = None,
         park_after: str | timedelta | None = None,
+        park_delays: bool | None = None,
         fail_open: bool | None = None,
         settle_behind: bool | None = None,
         out_of_reach: str | timedelta | None = None,
@@ -98,6 +100,7 @@ class Bridge:
             header_budget=header_budget,
             reservation=reservation,
             park_after=park_after,
+            park_delays=park_delays,
             fail_open=fail_open,
             settle_behind=settle_behind,
             out_of_reach=out_of_reach,
@@ -146,21 +149,24 @@ class Bridge:
         self._workers = 0
         self.dead_letters = DeadLetters(context, settings.retention, settings.replay_rules)
         self.broker_letters = BrokerLetters(context)
-        self.retries = ParkedRetries(context)
-        letters, retries = self.dead_letters, self.retries
-        self.jobs = Jobs(letters.find, retries.find, letters.id_of, retries.id_of)
+        self.retries, self.scheduled = ParkedRetries(context, "retry"), ParkedRetries(context, "scheduled")
+        letters, waiting = self.dead_letters, ParkedRetries(context)
+        self.jobs = Jobs(letters.find, waiting.find, letters.id_of, waiting.id_of)
         self.audit, self.marks, self.health = Audit(context), Marks(context), Probe(context)
-        self.operations = Operations(context, self.dead_letters, self.retries, self.audit)
+        self.operations = Operations(context, self.dead_letters, waiting, self.audit)
 
     def counts(self, *, queue: str | None = None) -> Mapping[str, int]:
         """Return how many jobs, of all queues or of one, are in each state that the store knows of.
 
-        `retryable` are the parked retries, and `discarded` the dead letters. Only the broker knows the jobs
-        that wait and run, and a job that succeeded is not kept. Raises ConfigurationError without a store,
-        and StoreError.
+        `retryable` are the parked retries, `scheduled` the jobs that their users have delayed, and
+        `discarded` the dead letters. Only the broker knows the jobs that wait and run, and a job that
+        succeeded is not kept. Raises ConfigurationError without a store, and StoreError.
         """
-        store, where = self.engine.context.store_for("counts by state"), Filter(queue)
-        return {"retryable": store.parked.count(where), "discarded": store.letters.count(where)}
+        store = self.engine.context.store_for("counts by state")
+        waiting: dict[str, int] = {
+            STATES[kind]: store.parked.count(Filter(queue, kind=kind)) for kind in KINDS
+        }
+        return {**waiting, "discarded": store.letters.count(Filter(queue))}
 
     def rates(
         self,

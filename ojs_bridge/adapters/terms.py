@@ -95,6 +95,7 @@ class Terms:
     policies: Policies
     canary: Canary
     begins_afresh: bool = False
+    park_delays: bool | None = None
 
     @classmethod
     def of(
@@ -104,13 +105,16 @@ class Terms:
         policies: PoliciesOrFile | None,
         canary: Percentages | None,
         in_flight: InFlight,
+        park_delays: bool | None,
     ) -> Self:
         """Check the arguments of an `install`; raises InvalidRetryPolicy and ConfigurationError."""
         if bridge is not None and not isinstance(bridge, Bridge):
             raise ConfigurationError(f"{place}: {bridge!r} is no Bridge; policies have the name policies=")
         if in_flight not in get_args(InFlight):
             raise ConfigurationError(f"in_flight: {in_flight!r} must be 'counted' or 'afresh'")
-        return cls(the_policies(policies), Canary(canary), in_flight == "afresh")
+        if park_delays not in (None, True, False):
+            raise ConfigurationError(f"park_delays: {park_delays!r} must be true or false")
+        return cls(the_policies(policies), Canary(canary), in_flight == "afresh", park_delays)
 
 
 def misnamed(given: Mapping[str, Any], right: str, *, ours: bool = False) -> list[str]:

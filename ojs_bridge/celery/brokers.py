@@ -414,9 +414,16 @@ class CeleryPublisher:
         self._publish(kept, changes)
 
     def publish(self, parked: Parked, state: Mapping[str, Any], *, due: datetime | None = None) -> None:
-        """Publish a parked retry's message, due now, or with the whole delay as its `eta`."""
-        changes = {"eta": due.isoformat() if due else None, HEADER: json.dumps(state)}
-        self._publish(from_json(parked.message), changes, due)
+        """Publish a parked job's message, due now, or with the whole delay as its `eta`.
+
+        A time that its user has set stays, unless an operator has the job run before it.
+        """
+        kept = from_json(parked.message)
+        eta = time_in(self._app, kept.headers.get("eta"))
+        changes: dict[str, Any] = {HEADER: json.dumps(state)}
+        if due or (eta and eta > self._bridge.engine.now()):
+            changes["eta"] = due.isoformat() if due else None
+        self._publish(kept, changes, due)
 
     def _publish(self, kept: Wire, changes: Mapping[str, Any], due: datetime | None = None) -> None:
         try:

@@ -46,7 +46,7 @@ logger = logging.getLogger("ojs_bridge")
 #: The method of Django's task class that sends a job after a commit: such a class needs one base more.
 _ON_COMMIT = "apply_async_on_commit"
 #: The options of a task that are the bridge's.
-_OWN = (RETRY_OPTION, "ojs_retry_on", "ojs_errors")
+_OWN = (RETRY_OPTION, "ojs_retry_on", "ojs_errors", "ojs_park_delays")
 _MISNAMED = MISNAMED - {"retry"} | set(_OWN)
 
 
@@ -57,6 +57,7 @@ def install(
     policies: PoliciesOrFile | None = None,
     canary: Percentages | None = None,
     in_flight: InFlight = "counted",
+    park_delays: bool | None = None,
 ) -> Bridge:
     """Put a whole app, or the tasks that `policies` names, under the bridge without touching their code.
 
@@ -66,14 +67,16 @@ def install(
     under the bridge. `canary` is the percentage of their jobs that is, or maps task name patterns to
     percentages (OJS_BRIDGE_CANARY); Celery itself runs the others, but for those that bring their own policy.
     `in_flight` is about jobs that were retried natively more often than their policy allows: `"counted"`,
-    they end at their next failure, or `"afresh"`, they begin at attempt 1. Returns the bridge. Raises
-    InvalidRetryPolicy, and ConfigurationError for an app that already has another bridge, for what is not a
-    percentage and for another `in_flight`.
+    they end at their next failure, or `"afresh"`, they begin at attempt 1. `park_delays` is that of the
+    bridge, for the tasks of this app. Returns the bridge. Raises InvalidRetryPolicy, and ConfigurationError
+    for an app that already has another bridge, for what is not a percentage and for another `in_flight`.
     """
-    terms = Terms.of("install", bridge, policies, canary, in_flight)
+    terms = Terms.of("install", bridge, policies, canary, in_flight, park_delays)
     bridge = attach(app, bridge or Bridge())
     own = installation(app)
     own.is_installed, own.terms, own.adopt = True, terms, _adopt
+    if own.delays:
+        own.delays.parks = terms.park_delays
     _adopt_new_tasks(app)
     for name, declared in own.declared.items():
         check_whole(app, name, declared)
@@ -250,6 +253,7 @@ def ojs_task(
     retry: PartialPolicy | None = None,
     retry_on: RetryOnLike | None = None,
     errors: Errors | None = None,
+    park_delays: bool | None = None,
     base: type[Task] | None = None,
     **options: Any,
 ) -> BindingDecorator: ...
@@ -263,6 +267,7 @@ def ojs_task(
     retry: PartialPolicy | None = None,
     retry_on: RetryOnLike | None = None,
     errors: Errors | None = None,
+    park_delays: bool | None = None,
     base: type[Task] | None = None,
     **options: Any,
 ) -> Decorator: ...
@@ -274,17 +279,20 @@ def ojs_task(
     retry: PartialPolicy | None = None,
     retry_on: RetryOnLike | None = None,
     errors: Errors | None = None,
+    park_delays: bool | None = None,
     base: type[Task] | None = None,
     **options: Any,
 ) -> Any:
     """Make a function a Celery task under the bridge; without an app it is a shared task.
 
     `retry_on` says which failures are retried: `"failure"`, all that are not non-retryable; `"asked"`, those
-    for which the task's code asks; or exception classes, and what the code asks for. `options` are Celery's
-    own. Raises InvalidRetryPolicy, and ConfigurationError for an invalid error map or `retry_on` and for
-    Celery's own retry options, which would retry beside the policy.
+    for which the task's code asks; or exception classes, and what the code asks for. `park_delays` is that of
+    the bridge, for this task. `options` are Celery's own. Raises InvalidRetryPolicy, and ConfigurationError
+    for an invalid error map or `retry_on` and for Celery's own retry options, which would retry beside the
+    policy.
     """
     if app is not None and not isinstance(app, Celery):
+        options["park_delays"] = park_delays
         return ojs_task(retry=retry, retry_on=retry_on, errors=errors, base=base, **options)(app)
     if not _MISNAMED.isdisjoint(options):
         _refuse_misnamed(options)
@@ -300,6 +308,7 @@ def ojs_task(
             raise ConfigurationError(f"task {name}: @ojs_task takes the place of @app.task and @shared_task")
         refuse_native(name, base or getattr(app, "Task", Task), options)
         settings = {**options, "ojs_retry": retry, "ojs_retry_on": retry_on, "ojs_errors": errors}
+        settings["ojs_park_delays"] = park_delays
         if app is None:
             return _shared(fun, base, settings)
         own = prepare(app)

@@ -30,6 +30,7 @@ from ..rules.job import Job, count_of, decoded, format_time
 from ..rules.policy import AnyPartial, check_errors
 from . import compat, dead_queues
 from .brokers import Broker, CeleryPublisher, RabbitMQ
+from .delays import Delays
 from .on_redis import Lists, Redis
 from .wire import NAME
 from .wish import Running
@@ -71,6 +72,8 @@ class Installation:
     is_installed: bool = False
     terms: Terms = Terms(Policies(None), Canary(100))  # noqa: RUF009 - it is immutable
     adopt: Callable[[Task, Celery], None] | None = None
+    #: What becomes of its users' delays; it comes with the bridge.
+    delays: Delays | None = None
     #: The policies of its `@ojs_task` by name: their tasks may be made later.
     declared: dict[str, AnyPartial | None] = field(default_factory=dict)
     #: The settings of its tasks, and the tasks that are checked, by name.
@@ -127,6 +130,9 @@ def attach(app: Celery, bridge: Bridge | None = None) -> Bridge:
             app, made, publisher.reaching, lambda task: task_policy(app, task)
         )
         made.engine.register(NAME, publisher, queues)
+        own.delays = Delays(
+            app, made, functools.partial(getattr, own, "broker"), lambda task: task_policy(app, task)
+        )
         own.bridge = made
     if bridge is not None and bridge is not own.bridge:
         raise ConfigurationError(f"the Celery app {app.main!r} already has a bridge: give it one, once")
@@ -211,6 +217,9 @@ def _read_retry_option(app: Celery) -> None:
             options["headers"] = {**headers, HEADER: _checked(app, name, partial, headers)}
         if options.get("task_id"):
             _tell_apart(app, name, options)
+        delays = installation(app).delays
+        if delays and (at := delays.until(name, options)):
+            send_task = functools.partial(delays.park, at, send_task)
         if (bridge := bridge_of(app)) is None or not bridge.engine.instruments.all:
             return send_task(name, *args, **options)
         options["headers"] = carrier = dict(options.get("headers") or {})

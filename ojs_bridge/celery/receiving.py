@@ -63,6 +63,8 @@ def receiver(task: Task, consumer: Any, handler: Handler, natively: Callable[[],
     # Kombu's Redis counts KeyError among them, which a message without an id raises.
     out_of_reach = tuple(error for error in errors if not issubclass(error, LookupError))
 
+    delays = installation(task.app).delays
+
     @functools.cache
     def say_native() -> None:
         logger.warning("task %s: its broadcasts stay native, since each worker runs a copy", task.name)
@@ -74,6 +76,9 @@ def receiver(task: Task, consumer: Any, handler: Handler, natively: Callable[[],
             return natively()(message, *rest, **options)
         try:
             _check(message.headers, message.payload)
+            if delays and delays.take_over(message):
+                message.ack()
+                return None
             return handler(message, *rest, **options)
         except out_of_reach:
             raise

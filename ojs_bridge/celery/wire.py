@@ -82,19 +82,22 @@ class Wire:
 class Outgoing:
     """A message as it came, or, with changed headers, as it goes on.
 
-    `parameters` are the names of what its task takes. An eager retry has the signature by which it runs.
+    `parameters` are the names of what its task takes. An eager retry has the signature by which it runs. A
+    job that has not begun keeps the time that its user has set.
     """
 
     wire: Wire
     changes: Mapping[str, Any] | None = None
     parameters: Iterable[str] = ()
     signature: Any = None
+    keeps_eta: bool = False
 
     def kept(self) -> dict[str, Any]:
         """Return the message as the store keeps it."""
         wire = self.wire
         if self.changes is not None:
-            wire = replace(wire, headers={**wire.headers, **self.changes, "eta": None})
+            eta = wire.headers.get("eta") if self.keeps_eta else None
+            wire = replace(wire, headers={**wire.headers, **self.changes, "eta": eta})
         return {**to_json(wire), "parameters": [*self.parameters]}
 
 

@@ -52,6 +52,7 @@ class Settings:
     header_budget: int
     reservation: timedelta
     park_after: timedelta
+    park_delays: bool
     fail_open: bool
     settle_behind: bool
     out_of_reach: timedelta
@@ -77,6 +78,7 @@ def settings_of(**given: Any) -> Settings:
         header_budget=_at_least(setting["header_budget"], MIN_HEADER_BUDGET, " bytes", MAX_HEADER),
         reservation=_length(setting["reservation"]),
         park_after=_length(setting["park_after"]),
+        park_delays=_either(setting["park_delays"]),
         fail_open=_either(setting["fail_open"]),
         settle_behind=_either(setting["settle_behind"]),
         out_of_reach=_out_of_reach(setting["out_of_reach"]),
@@ -419,6 +421,7 @@ SETTINGS = {
     "header_budget": Setting(_integer, HEADER_BUDGET),
     "reservation": Setting(default="PT1M"),
     "park_after": Setting(default="PT1M"),
+    "park_delays": Setting(_boolean, default=False),
     "fail_open": Setting(_boolean, default=False),
     "settle_behind": Setting(_boolean, default=False),
     "out_of_reach": Setting(default="PT4S"),

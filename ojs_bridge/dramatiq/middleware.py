@@ -66,6 +66,7 @@ class OJSRetries(Retries):
             bridge.
         in_flight: what becomes of a job that was retried natively more often than its policy allows. With
             `"counted"` it ends when it fails again; with `"afresh"` it begins at attempt 1.
+        park_delays: that of the bridge, for the actors of this broker.
     """
 
     def __init__(
@@ -75,9 +76,10 @@ class OJSRetries(Retries):
         policies: PoliciesOrFile | None = None,
         canary: Percentages | None = None,
         in_flight: InFlight = "counted",
+        park_delays: bool | None = None,
     ) -> None:
         super().__init__()
-        terms = Terms.of("OJSRetries", bridge, policies, canary, in_flight)
+        terms = Terms.of("OJSRetries", bridge, policies, canary, in_flight, park_delays)
         self.bridge = bridge or Bridge()
         #: The actors and their policies, for the plan.
         self.actors = Actors(self.bridge, terms)
@@ -285,12 +287,15 @@ def install(
     policies: PoliciesOrFile | None = None,
     canary: Percentages | None = None,
     in_flight: InFlight = "counted",
+    park_delays: bool | None = None,
 ) -> OJSRetries:
     """Put a whole broker, or the actors that `policies` names, under the bridge; return the middleware.
 
     The arguments are those of OJSRetries. Raises InvalidRetryPolicy and ConfigurationError.
     """
-    middleware = OJSRetries(bridge, policies=policies, canary=canary, in_flight=in_flight)
+    middleware = OJSRetries(
+        bridge, policies=policies, canary=canary, in_flight=in_flight, park_delays=park_delays
+    )
     if not any(isinstance(m, Retries) for m in broker.middleware):
         # Actors without options of their own run once on such a broker, as before.
         middleware.actors.stock = NO_RETRIES

@@ -26,6 +26,8 @@ logger = logging.getLogger("ojs_bridge")
 T = TypeVar("T")
 
 NO_STORE = "this bridge has no store"
+#: Why a job waits that has not failed.
+DELAYED, EARLY = "its user has delayed it", "came before its time"
 
 #: What becomes of a job that a bulk operation has sent. It recovers if it succeeds after a failed attempt.
 Fate: TypeAlias = Literal["began", "failed", "succeeded", "recovered", "died", "discarded"]
@@ -147,6 +149,17 @@ class Storing:
         """Return whether a job that is due at a time waits in the store rather than in the broker."""
         return self.store is not None and at - self._now() > self.park_after
 
+    def schedule(
+        self, run: Run, at: datetime, framework: str, kept: Callable[[Header], Mapping[str, Any]]
+    ) -> None:
+        """Park a job that has not begun until a time; `kept` makes its message.
+
+        Raises StoreError, and InvalidState if its state is too long for any message.
+        """
+        job = run.job.waiting(at)
+        header = self.header(job)
+        self.park(run, Onward(job, header, at, None), framework, kept(header))
+
     def park(
         self,
         admission: Run | Refuse | Postpone,
@@ -154,10 +167,16 @@ class Storing:
         framework: str,
         message: Mapping[str, Any],
     ) -> None:
-        """Write a parked retry to the store; raises StoreError, and TakenOver."""
+        """Write a parked job to the store; raises StoreError, and TakenOver.
+
+        A first attempt that has never begun waits because its user has delayed it.
+        """
         if self.store is None:
             raise StoreError(NO_STORE)
         job = onward.job
+        is_new = (
+            onward.decision is None and job.fence == 0 and getattr(admission, "reservation", None) is None
+        )
         parked = Parked(
             id=job.id,
             key=job.key,
@@ -169,9 +188,10 @@ class Storing:
             max_attempts=admission.policy.max_attempts if isinstance(admission, Run) else job.attempt,
             next_retry_at=onward.at,
             parked_at=self._now(),
-            reason=onward.decision.reason if onward.decision else "came before its time",
+            reason=onward.decision.reason if onward.decision else DELAYED if is_new else EARLY,
             state=onward.header.state,
             message=message,
+            kind="scheduled" if is_new else "retry",
         )
         self._write(admission, self.store.parked.park, parked)
 

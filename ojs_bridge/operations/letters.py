@@ -15,6 +15,7 @@ from ..engine.redaction import Redactor
 from ..errors import JobNotFound
 from ..rules.fingerprint import is_fingerprint
 from ..store import (
+    STATES,
     DocumentPage,
     Filter,
     Letter,
@@ -117,9 +118,9 @@ class Whereabouts:
     entry: Letter | Parked
 
     @property
-    def state(self) -> Literal["discarded", "retryable"]:
+    def state(self) -> Literal["discarded", "retryable", "scheduled"]:
         """The state in the specification's word: that of a dead letter is `discarded`."""
-        return "discarded" if isinstance(self.entry, Letter) else "retryable"
+        return "discarded" if isinstance(self.entry, Letter) else STATES[self.entry.kind]
 
     @property
     def attempts(self) -> int:

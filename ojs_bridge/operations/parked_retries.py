@@ -17,7 +17,7 @@ from ..engine.storing import job_of_parked
 from ..errors import RetryNotFound, Unreachable
 from ..rules.job import format_time
 from ..rules.notations import check_pattern, matches
-from ..store import EVERYTHING, KEEP, Fields, Filter, Parked, ParkedJobs, ParkedPage
+from ..store import EVERYTHING, KEEP, Fields, Filter, Kind, Parked, ParkedJobs, ParkedPage
 from .audit import Audit, uninterrupted
 from .letters import (
     LOOK_THROUGH,
@@ -40,8 +40,9 @@ LOT = 100
 class ParkedRetries:
     """The parked retries of a bridge. Every method raises ConfigurationError when the bridge has no store."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, kind: Kind | None = None) -> None:
         self._context = context
+        self._kind = kind
         self._audit = Audit(context)
 
     def list(
@@ -58,7 +59,7 @@ class ParkedRetries:
         still a cursor. Raises ValueError for a limit outside 1 to 1000, for a cursor that no page has
         returned, for a time without a zone, and for a group.
         """
-        where, size = without_group(replace(where, **fields)), page_size(limit)
+        where, size = self._where(replace(where, **fields)), page_size(limit)
         step, looked, chosen = min(size, READ), 0, list[Parked]()
         while True:
             page = self._parked.list(where, limit=step, cursor=cursor)
@@ -73,12 +74,12 @@ class ParkedRetries:
 
     def find(self, job_id: str) -> Parked | None:
         """Return a job's parked retry, or None."""
-        parked = self._parked.get(job_id)
+        parked = self._stored(job_id)
         return None if parked is None else self._shown(parked)
 
     def id_of(self, text: str) -> str:
         """Return the id of a parked job that is this text, or the only one that begins with it."""
-        return text if self._parked.get(text) else only_id(text, self._parked.ids_beginning)
+        return text if self._stored(text) else only_id(text, self._parked.ids_beginning)
 
     @uninterrupted()
     def run(self, job_id: str) -> None:
@@ -122,14 +123,14 @@ class ParkedRetries:
 
     def count(self, where: Filter = EVERYTHING, **fields: Unpack[Fields]) -> int:
         """Count the parked retries of a filter; for anything but a queue and a type it reads them all."""
-        where = without_group(replace(where, **fields))
+        where = self._where(replace(where, **fields))
         if where.is_plain:
             return self._parked.count(where)
         return sum(len(page) for page, _ in self.pages(where, None))
 
     def pages(self, where: Filter, cursor: str | None) -> Iterator[tuple[Sequence[Parked], str | None]]:
         """Yield pages of retries as they are stored, the next due first, each with the cursor after it."""
-        where = without_group(where)
+        where = self._where(where)
         for page in every_page(lambda at: self._parked.list(where, limit=READ, cursor=at or cursor)):
             yield self._chosen(page, where), page.next_cursor
 
@@ -137,7 +138,7 @@ class ParkedRetries:
         self, ids: Sequence[str], cursor: str | None
     ) -> Iterator[tuple[Sequence[Parked], str | None]]:
         """Yield the retries of some jobs as they are stored, each page with the cursor after it."""
-        return pages_of_ids(self._parked.get, ids, cursor)
+        return pages_of_ids(self._stored, ids, cursor)
 
     def change_pages(
         self, pages: Iterable[Sequence[Parked]], due: datetime | None, progress: Callable[[Bulk], object]
@@ -164,6 +165,12 @@ class ParkedRetries:
         self._context.emit(cancelled(job_of_parked(parked), self._context.clock()))
         return True
 
+    def _where(self, where: Filter) -> Filter:
+        """Return a filter of the kind of this view; raises ValueError for a group, or another kind."""
+        if self._kind and where.kind not in (None, self._kind):
+            raise ValueError(f"kind: {where.kind!r}: these are {self._kind}")
+        return without_group(replace(where, kind=self._kind or where.kind))
+
     def _chosen(self, page: ParkedPage, where: Filter) -> Sequence[Parked]:
         """Return the retries of a page that a filter chooses; the store knows only queue and type."""
         return [
@@ -173,8 +180,12 @@ class ParkedRetries:
             and (where.text is None or where.text.casefold() in said(self._shown(parked)))
         ]
 
-    def _get(self, job_id: str) -> Parked:
+    def _stored(self, job_id: str) -> Parked | None:
         parked = self._parked.get(job_id)
+        return parked if parked and self._kind in (None, parked.kind) else None
+
+    def _get(self, job_id: str) -> Parked:
+        parked = self._stored(job_id)
         if parked is None:
             raise RetryNotFound(f"there is no parked retry of job {job_id!r}")
         return parked

@@ -6,9 +6,10 @@ from importlib.util import find_spec
 
 from ..errors import ConfigurationError
 from .documents import BOUNDS, SECONDS, Document, DocumentPage, Documents, Rate, Span
-from .filter import EVERYTHING, Fields, Filter
+from .filter import EVERYTHING, KINDS, Fields, Filter, Kind
 from .jobs import (
     KEEP,
+    STATES,
     Due,
     Grant,
     Parked,
@@ -43,9 +44,11 @@ __all__ = [
     "BOUNDS",
     "EVERYTHING",
     "KEEP",
+    "KINDS",
     "MEMORY",
     "PATIENCE_SECONDS",
     "SECONDS",
+    "STATES",
     "Claim",
     "Claimed",
     "Document",
@@ -57,6 +60,7 @@ __all__ = [
     "Grant",
     "Group",
     "GroupPage",
+    "Kind",
     "Letter",
     "Letters",
     "Order",

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from typing_extensions import Self, TypedDict
 
 from ..rules.fingerprint import is_fingerprint
 from ..rules.job import format_time, parse_time
 from ..rules.notations import check_pattern
+
+#: Why a job waits in the store: for its next attempt, or because its user has delayed it.
+Kind: TypeAlias = Literal["retry", "scheduled"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _TIMES = ("since", "until")
 
@@ -26,19 +30,21 @@ class Fields(TypedDict, total=False):
     until: datetime | None
     text: str | None
     group: str | None
+    kind: Kind | None
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A choice of dead letters or of parked retries (DLQ-006); without any field, of all.
+    """A choice of dead letters or of parked jobs (DLQ-006); without any field, of all.
 
     A `queue` is matched whole. `type` and `error_type`, the type of the last error, are patterns: `*` stands
     for any characters. `since` is included and `until` is not: they are times of a letter's death, or of a
-    retry's parking. `but_queues` leaves some queues out. A `group` is a fingerprint; a retry is in none.
-    A `text` is in the arguments or the error messages, in lower or upper case.
+    job's parking. `but_queues` leaves some queues out. A `group` is a fingerprint; a parked job is in none.
+    A `kind` says why a job is parked; a letter has none. A `text` is in the arguments or the error messages,
+    in lower or upper case.
 
-    A store does not look at the text, and of retries it looks at the queue and the type alone. The operations
-    look at the rest. Raises ValueError that names the field, the value and the rule.
+    A store does not look at the text, and of parked jobs it looks at the queue, the type and the kind alone.
+    The operations look at the rest. Raises ValueError that names the field, the value and the rule.
     """
 
     queue: str | None = None
@@ -49,6 +55,7 @@ class Filter:
     but_queues: frozenset[str] = frozenset()
     group: str | None = None
     text: str | None = None
+    kind: Kind | None = None
 
     def __post_init__(self) -> None:
         for name in ("queue", "text"):
@@ -63,11 +70,13 @@ class Filter:
                 raise ValueError(f"{name}: {at!r} must be a time with a zone")
         if self.group is not None and not is_fingerprint(self.group):
             raise ValueError(f"group: {self.group!r} must be a fingerprint, 16 hexadecimal digits")
+        if self.kind not in (None, *KINDS):
+            raise ValueError(f"kind: {self.kind!r} must be one of {', '.join(KINDS)}")
 
     @property
     def is_plain(self) -> bool:
-        """Whether no field but the queue and the type is set."""
-        return replace(self, queue=None, type=None) == EVERYTHING
+        """Whether no field but the queue, the type and the kind is set."""
+        return replace(self, queue=None, type=None, kind=None) == EVERYTHING
 
     def until_now(self, now: datetime) -> Self:
         """Return the filter without what comes after now."""

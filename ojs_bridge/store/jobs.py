@@ -1,4 +1,4 @@
-"""Jobs under way: reservations, so that no attempt runs twice or is lost, and parked retries."""
+"""Jobs under way: reservations, so that no attempt runs twice or is lost, and parked jobs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from ..messages import Reading, read_message, shown_errors
 from ..rules.job import Job, format_time
-from .filter import EVERYTHING, Filter
+from .filter import EVERYTHING, Filter, Kind
 
+#: The specification's word for the state of a parked job.
+STATES: Mapping[Kind, Literal["retryable", "scheduled"]] = {"retry": "retryable", "scheduled": "scheduled"}
 #: How long a settled reservation is remembered, so that a late copy of its message is dropped.
 KEEP = timedelta(days=1)
 #: How long a store remembers a reservation that nobody settles or extends, after it has expired.
@@ -150,8 +152,9 @@ class ReservedRuns(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """A parked retry: a job that the scheduler publishes when it is due, with its retry state and message.
+    """A parked job: the scheduler publishes it when it is due, with its retry state and message.
 
+    `kind` says why it waits: a retry for its next attempt, a scheduled job because its user has delayed it.
     `id` is the job's id, `key` the key of its reservations, `attempt` the number of the next attempt, and
     `state` the job's `ojs` header as an object.
     """
@@ -169,6 +172,7 @@ class Parked:
     reason: str
     state: Mapping[str, Any]
     message: Mapping[str, Any]
+    kind: Kind = "retry"
 
     @property
     def error_type(self) -> str:
@@ -186,20 +190,21 @@ class Parked:
         return read_message(self.message)
 
     def to_ojs(self) -> dict[str, Any]:
-        """Return the retry in the shape of a dead letter's detail; its state is `retryable`.
+        """Return the job in the shape of a dead letter's detail; its state is `retryable` or `scheduled`.
 
-        Its `attempt` is the next one, as in its header.
+        Its `attempt` is the next one, as in its header. A scheduled job is due at `scheduled_at`.
         """
+        due = "scheduled_at" if self.kind == "scheduled" else "next_retry_at"
         return {
             "id": self.id,
             "type": self.type,
             "queue": self.queue,
             **self.reading.to_ojs(),
-            "state": "retryable",
+            "state": STATES[self.kind],
             "attempt": self.attempt,
             "max_attempts": self.max_attempts,
             "errors": shown_errors(self.errors),
-            "next_retry_at": format_time(self.next_retry_at),
+            due: format_time(self.next_retry_at),
             "metadata": {
                 "framework": self.framework,
                 "reason": self.reason,
@@ -266,7 +271,7 @@ class ParkedJobs(Protocol):
         """End the claim of retries that could not be published: they are due as before."""
 
     def list(self, where: Filter, *, limit: int, cursor: str | None) -> ParkedPage:
-        """Return a page of what has the queue and the type of a filter, the next one due first.
+        """Return a page of what has the queue, the type and the kind of a filter, the next one due first.
 
         Raises ValueError for a cursor that no page gave out.
         """
@@ -289,4 +294,4 @@ class ParkedJobs(Protocol):
         """
 
     def count(self, where: Filter = EVERYTHING) -> int:
-        """Count the parked retries that match the queue and the type of a filter."""
+        """Count the parked jobs that match the queue, the type and the kind of a filter."""

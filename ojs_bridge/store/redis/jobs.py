@@ -27,7 +27,7 @@ from ..jobs import (
 )
 from ..protocol import Letter
 from ..records import from_json, from_ms, index_id, index_text, to_json, to_ms
-from .index import RedisIndex, Rows, entry_of, moment, place_of, rows_of, time_of, wanting
+from .index import RedisIndex, Rows, Wanted, entry_of, moment, place_of, rows_of, time_of, wanting
 from .server import RedisServer, Word
 
 _SUSPECTED_MS = SUSPECTED // timedelta(milliseconds=1)
@@ -174,7 +174,8 @@ class RedisParkedJobs:
         """Settle the job's reservation and write its retry, in one step."""
         key, fence, parked_at = _identity(parked)
         keys = [*self._parked_keys]
-        entry = entry_of((parked.queue, parked.type), parked.next_retry_at, index_id(parked.key))
+        texts = (parked.queue, parked.type, parked.kind)
+        entry = entry_of(texts, parked.next_retry_at, index_id(parked.key))
         words = [key, to_json(parked), fence, parked_at, entry, index_id(parked.id), parked.framework]
         if settle:
             keys.append(self._server.reservation_key(settle.reservation))
@@ -205,7 +206,7 @@ class RedisParkedJobs:
 
     def list(self, where: Filter, *, limit: int, cursor: str | None) -> ParkedPage:
         """Return a page, the next one due first."""
-        rows, more = self._parked_index.page(wanting(where.queue, where.type), limit, cursor)
+        rows, more = self._parked_index.page(_wanted(where), limit, cursor)
         return ParkedPage(_retries(rows), more)
 
     def get(self, job_id: str) -> Parked | None:
@@ -241,7 +242,11 @@ class RedisParkedJobs:
 
     def count(self, where: Filter = EVERYTHING) -> int:
         """Count the parked retries that match a filter."""
-        return self._parked_index.count(wanting(where.queue, where.type), None, None)
+        return self._parked_index.count(_wanted(where), None, None)
+
+
+def _wanted(where: Filter) -> Wanted | None:
+    return wanting(where.queue, where.type, where.kind)
 
 
 def _identity(parked: Parked) -> tuple[Word, Word, Word]:

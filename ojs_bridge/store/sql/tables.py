@@ -73,6 +73,8 @@ parked = sa.Table(
     sa.Column("namespace", sa.String(64), primary_key=True),
     sa.Column("job_id", ID, nullable=False),
     sa.Column("fence", sa.BigInteger, nullable=False),
+    #: Why it waits: retry or scheduled.
+    sa.Column("kind", sa.String(32), nullable=False),
     sa.Column("framework", sa.String(MAX_TEXT), nullable=False),
     sa.Column("type", sa.String(MAX_TEXT), nullable=False),
     sa.Column("queue", sa.String(MAX_TEXT), nullable=False),
@@ -83,9 +85,9 @@ parked = sa.Table(
     sa.Column("claimed_until_ms", sa.BigInteger, nullable=False),
     sa.Column("record", sa.Text, nullable=False),
     sa.Index("ojs_parked_due", "framework", "namespace", "due_ms", "key"),
-    # The queue and the type tell which rows need not be read.
+    # The queue, the type and the kind tell which rows need not be read.
     sa.Index(
-        *("ojs_parked_kinds", "due_ms", "namespace", "key", "queue", "type"),
+        *("ojs_parked_kinds", "due_ms", "namespace", "key", "queue", "type", "kind"),
         postgresql_ops={"type": "text_pattern_ops"},
     ),
     sa.Index("ojs_parked_job", "job_id", "namespace"),

@@ -1,0 +1,163 @@
+"""A job that its user delays waits in the store: its producer writes it there, or its first worker."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from celery import Celery, Task
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from celery.worker.state import revoked
+
+from ..adapters import parameters_of
+from ..bridge import Bridge
+from ..engine.layers import TaskPolicy
+from ..engine.runs import Run
+from ..engine.storage_retry import at_once
+from ..errors import InvalidRetryPolicy, InvalidState, StoreError, Unstorable
+from ..messages import CREATED, HEADER
+from ..rules.job import Header, Job, decoded
+from . import compat
+from . import wire as wires
+from .brokers import Broker
+from .wire import NAME, Outgoing, Wire
+from .wish import Caught
+
+logger = logging.getLogger("ojs_bridge")
+
+
+@dataclass
+class Delays:
+    """The delays of one app: `countdown=` and `eta=`, beyond the bridge's `park_after`."""
+
+    app: Celery
+    bridge: Bridge
+    broker: Callable[[], Broker]
+    policy: Callable[[Task | None], TaskPolicy]
+    #: What `install` says of them; None leaves it to the bridge.
+    parks: bool | None = None
+
+    def until(self, name: str, options: Mapping[str, Any]) -> datetime | None:
+        """Return until when a job that is sent now waits in the store; None for one that the broker takes.
+
+        Raises ValueError for an `eta` that is no time. Celery itself says what is wrong with a `countdown`,
+        and sends the retries of a task that it retries.
+        """
+        eta, countdown = options.get("eta"), options.get("countdown")
+        if not (eta or countdown) or options.get("retries") or not self._are_parked(name):
+            return None
+        engine = self.bridge.engine
+        try:
+            at = engine.now() + timedelta(seconds=countdown) if countdown else _instant(self.app, eta)
+        except (TypeError, OverflowError):
+            return None
+        return at if engine.storing.parks(at) else None
+
+    def park(self, at: datetime, send_task: Callable[..., Any], name: str, *args: Any, **options: Any) -> Any:
+        """Send a job to the store, where it waits until a time; return its result as `send_task` does.
+
+        If the store is away, the broker takes it. Raises whatever sending raises, and Unstorable for a
+        message that is too long.
+        """
+        app, engine = self.app, self.bridge.engine
+        # An id that its user has chosen may be that of another job, too.
+        chain = uuid.uuid4().hex if options.get("task_id") else ""
+        with app.producer_or_acquire(options.get("producer")) as producer:
+            caught = Caught(app, producer, producer.connection)
+            ours = {"producer": caught, "publisher": None, "connection": None}
+            result = send_task(name, *args, **{**options, **ours, "eta": at, "countdown": None})
+        if (wire := caught.wire) is None:
+            return result
+        if wires.is_broadcast(app, {"exchange": wire.exchange}):
+            self.broker().publish(Outgoing(wire), engine.now())
+            return result
+        run = self._run(wire, chain, engine.now())
+        try:
+            self._schedule(run, wire, at)
+        except Unstorable:
+            raise
+        except StoreError as error:
+            logger.warning("job %s waits in the broker, not in the store: %r", run.job, error)
+            header = engine.storing.header(run.job.waiting(at))
+            self.broker().publish(Outgoing(wire, {HEADER: header.text}), engine.now(), at)
+        return result
+
+    def take_over(self, message: Any) -> bool:
+        """Park a job that a worker gets long before its time; return whether its message can go.
+
+        Its producer has no bridge, or no store. If the store is away, the job waits in the worker, as
+        natively.
+        """
+        headers = message.headers
+        eta, name = headers.get("eta"), str(headers.get("task"))
+        if not eta or headers.get("retries") or headers.get("id") in revoked or not self._are_parked(name):
+            return False
+        at = wires.time_in(self.app, eta)
+        if at is None or not self.bridge.engine.storing.parks(at):
+            return False
+        parts = wires.carried(message, message.body, None, self.app)
+        wire = wires.delivered(self.app, parts, message.properties or {}, message.delivery_info or {})
+        # A copy of the message has the same chain; another message under its id has another time.
+        chain = hashlib.blake2b(str(eta).encode(), digest_size=8).hexdigest()
+        try:
+            with at_once():
+                self._schedule(self._run(wire, chain), wire, at)
+        except (StoreError, InvalidState, InvalidRetryPolicy) as error:
+            logger.warning("job %s waits in this worker, not in the store: %r", headers.get("id"), error)
+            return False
+        return True
+
+    def _are_parked(self, name: str) -> bool:
+        """Return whether the delays of a task are parked: the task says so, or its app, or the bridge.
+
+        A task that this process knows, and that is not under the bridge, keeps Celery's own delays.
+        """
+        task = compat.task_in(compat.tasks(self.app), name)
+        if self.bridge.store is None or not getattr(task, "ojs_bridged", task is None):
+            return False
+        says = getattr(task, "ojs_park_delays", None), self.parks, self.bridge.settings.park_delays
+        return next(said for said in says if said is not None)
+
+    def _run(self, wire: Wire, chain: str, sent_at: datetime | None = None) -> Run:
+        """Return the run that a message is for; raises InvalidState and InvalidRetryPolicy."""
+        headers, app = wire.headers, self.app
+        bare = Job(
+            str(headers.get("id")),
+            str(headers.get("task")),
+            wire.queue,
+            created_at=wires.time_in(app, headers.get(CREATED)) or sent_at,
+            expires=wires.time_in(app, headers.get("expires")),
+        )
+        job = decoded(headers.get(HEADER), bare)
+        if isinstance(job, InvalidState):
+            raise job
+        task = self.policy(compat.task_in(compat.tasks(app), job.type)).of_job(job.retry)
+        return Run(job if job.chain else job._replace(chain=chain), task.policy, task, time.monotonic())
+
+    def _schedule(self, run: Run, wire: Wire, at: datetime) -> None:
+        task = compat.task_in(compat.tasks(self.app), run.job.type)
+        parameters = parameters_of(task.run) if task else ()
+
+        def kept(header: Header) -> Mapping[str, Any]:
+            return Outgoing(wire, {HEADER: header.text}, parameters, keeps_eta=True).kept()
+
+        self.bridge.engine.storing.schedule(run, at, NAME, kept)
+
+
+def _instant(app: Celery, eta: Any) -> datetime:
+    """Return the one instant of an `eta`; a time without a zone is in the app's.
+
+    An hour that a change of clocks leaves out is counted on from before the change: it is never early. Of an
+    hour that comes twice it is the first.
+    """
+    try:
+        at: datetime = maybe_make_aware(maybe_iso8601(eta), app.timezone)
+        return at.astimezone(timezone.utc)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"eta: {eta!r} must be a datetime or an ISO 8601 time") from error
