@@ -27,10 +27,10 @@ FAILS = "A job fails and is retried"
 
 #: The most files, functions and moves of each journey today. The goal is beside it: files and functions.
 WALKS = {
-    "Celery: a failing run, retried": Figures(27, 127, 89),  # 24, 110
-    "Celery: a failing run, parked": Figures(29, 153, 127),  # 24, 110
-    "Celery on Redis: a failing run, retried": Figures(30, 152, 132),
-    "Celery: a success": Figures(21, 66, 57),
+    "Celery: a failing run, retried": Figures(28, 128, 90),  # 24, 110
+    "Celery: a failing run, parked": Figures(30, 154, 128),  # 24, 110
+    "Celery on Redis: a failing run, retried": Figures(31, 152, 132),
+    "Celery: a success": Figures(22, 66, 57),
     "Celery: a task's policy": Figures(6, 21, 19),  # 6, 18
     "Dramatiq: a failing run, retried": Figures(26, 121, 98),  # 24, 110
     "Dramatiq: a failing run, parked": Figures(27, 141, 126),  # 24, 110
@@ -40,11 +40,11 @@ WALKS = {
 }
 #: The most of each size today, and the goal.
 SIZES = {
-    "files in celery": 19,  # 16
+    "files in celery": 20,  # 16
     "floors of celery": 9,
     "files in dramatiq": 16,  # 14
-    "files": 154,  # 150
-    "lines of code": 23_070,  # 16,500
+    "files": 155,  # 150
+    "lines of code": 23_240,  # 16,500
     "private functions of up to three lines that are called once": 54,  # 60
     "functions of more than 60 lines": 0,
     "files of more than 450 lines": 0,

@@ -313,24 +313,7 @@ class SQLParkedJobs:
 
     def park(self, parked: Parked, settle: Settle | None = None) -> bool:
         """Settle the job's reservation and write its retry, unless one of its key has a higher fence."""
-<<<<<<< HEAD
         row = row_of(self._db.namespace, parked)
-=======
-        row = {
-            "namespace": self._db.namespace,
-            "key": index_id(parked.key),
-            "job_id": index_id(parked.id),
-            "fence": parked.fence,
-            "kind": parked.kind,
-            "framework": index_text(parked.framework),
-            "type": index_text(parked.type),
-            "queue": index_text(parked.queue),
-            "due_ms": to_ms(parked.next_retry_at),
-            "parked_ms": to_ms(parked.parked_at),
-            "record": to_json(parked),
-            **_FREE,
-        }
->>>>>>> dd1e06f4 (Delays: a job that its user delays may wait in the store, as a parked retry does)
         with self._db.connection(durable=True) as connection:
             if settle is not None:
                 write, settled = settling(self._db.namespace, settle)

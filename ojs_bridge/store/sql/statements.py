@@ -105,6 +105,7 @@ def row_of(namespace: str, parked: Parked) -> dict[str, Any]:
         "key": index_id(parked.key),
         "job_id": index_id(parked.id),
         "fence": parked.fence,
+        "kind": parked.kind,
         "framework": index_text(parked.framework),
         "type": index_text(parked.type),
         "queue": index_text(parked.queue),
