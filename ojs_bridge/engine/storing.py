@@ -11,7 +11,16 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from typing_extensions import assert_never
 
 from ..errors import InvalidState, NotExpressible, StoreError, Unstorable
-from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
+from ..rules.decision import (
+    Complete,
+    DeadLettered,
+    Decision,
+    Discarded,
+    GiveBack,
+    RetryAt,
+    SnoozeUntil,
+    later,
+)
 from ..rules.job import ErrorEntry, Header, Job, decode, encode, is_cut
 from ..rules.policy import RetryPolicy
 from ..store import Document, Letter, Parked, Settle
@@ -156,6 +165,7 @@ class Storing:
 
         Raises StoreError, and InvalidState if its state is too long for any message.
         """
+        at = later(at, 0)
         job = run.job.waiting(at)
         header = self.header(job)
         self.park(run, Onward(job, header, at, None), framework, kept(header))

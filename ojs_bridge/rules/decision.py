@@ -104,7 +104,7 @@ def decide(
     if job.attempt >= runs:
         return _exhaust(policy, "exhausted", outcome, f"{failed}, and no attempt is left")
     seconds, note = _delay(policy, job, outcome, rng, capped=capped)
-    at = _later(now, seconds)
+    at = later(now, seconds)
     if job.expires and at >= job.expires:
         return _exhaust(
             policy, "expired", outcome, f"{failed}, and the job expires before a retry in {seconds:.3f} s"
@@ -116,7 +116,7 @@ def _snooze(
     policy: RetryPolicy, job: Job, snoozed: Snoozed, now: datetime
 ) -> SnoozeUntil | Discarded | DeadLettered:
     seconds = snoozed.after.total_seconds()
-    at = _later(now, seconds)
+    at = later(now, seconds)
     asked = snoozed.message or f"the handler asked for a pause of {seconds:.3f} s"
     if job.expires and at >= job.expires:
         failure = Failure(EXPIRED, f"{asked}, and the job expires before it ends")
@@ -149,7 +149,7 @@ def _delay(policy: RetryPolicy, job: Job, failure: Failure, rng: Rng, *, capped:
         )
 
 
-def _later(now: datetime, seconds: float) -> datetime:
+def later(now: datetime, seconds: float) -> datetime:
     """Return a later time, rounded up to the millisecond that the wire form carries: nothing is due early."""
     try:
         at = now + timedelta(0, seconds)

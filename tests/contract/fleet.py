@@ -7,6 +7,7 @@ import json
 import signal
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, ClassVar, Protocol
 
 from ojs_bridge import Bridge
@@ -48,7 +49,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Wishes:
-    """The options of a job: its policy, its retry state, its headers, its id.
+    """The options of a job: its policy, its retry state, its headers, its id, its delay in seconds.
 
     A job that is followed keeps its result, and hands it to a next job, which notes it under a word.
     The first worker that would send a deadly next job dies instead.
@@ -58,6 +59,7 @@ class Wishes:
     state: dict[str, Any] | None = None
     meta: dict[str, Any] = field(default_factory=dict)
     id: str | None = None
+    delay: float | None = None
     followed_by: str = ""
     deadly: bool = False
 
@@ -142,6 +144,10 @@ class Fleet(ABC):
 
         Its message differs from a good one by headers on Celery, by fields on Dramatiq, or has another body.
         """
+
+    @abstractmethod
+    def put_delayed(self, at: datetime) -> str:
+        """Put a job of `act` that is due at a time, as a producer without the bridge does; return its id."""
 
     @abstractmethod
     def dead_bodies(self) -> list[bytes]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -58,6 +59,7 @@ class OnCelery(Fleet):
 
     def _send(self, task: str, steps: tuple[Step, ...], wishes: Wishes) -> str:
         options: dict[str, Any] = {"headers": dict(wishes.meta), "task_id": wishes.id}
+        options["countdown"] = wishes.delay
         if wishes.policy:
             options["ojs_retry"] = wishes.policy
         if wishes.state:
@@ -88,6 +90,10 @@ class OnCelery(Fleet):
                 declare=[queue],
             )
         return str(headers["id"]), body
+
+    def put_delayed(self, at: datetime) -> str:
+        """Publish a message with an `eta`."""
+        return self.put(eta=at.isoformat())[0]
 
     def dead_bodies(self) -> list[bytes]:
         """Take the messages out of the dead queue."""
@@ -162,12 +168,14 @@ class OnDramatiq(Fleet):
             following = self._broker.get_actor("follow_up").message_with_options(args=(word,), deadly=deadly)
             dramatiq.pipeline([message, following], broker=self._broker).run()
         else:
-            self._broker.enqueue(message)
+            self._broker.enqueue(message, delay=wishes.delay and int(wishes.delay * 1000))
         return str(message.message_id)
 
-    def put(self, step: Step = "ok", *, body: bytes = b"", **differs: Any) -> tuple[str, bytes]:
+    def put(
+        self, step: Step = "ok", *, body: bytes = b"", queue: str = "", **differs: Any
+    ) -> tuple[str, bytes]:
         """Write a message into the broker."""
-        job, redis_id, broker = str(uuid4()), str(uuid4()), self._broker
+        job, redis_id, broker, queue = str(uuid4()), str(uuid4()), self._broker, queue or self.queue
         message = {
             "queue_name": self.queue,
             "actor_name": "act",
@@ -182,14 +190,19 @@ class OnDramatiq(Fleet):
             message["options"] = {**message["options"], "redis_message_id": redis_id}
         body = body or json.dumps(message).encode()
         if isinstance(broker, RedisBroker):
-            broker.client.hset(f"{self.queue}:{self.queue}.msgs", redis_id, body)
-            broker.client.rpush(f"{self.queue}:{self.queue}", redis_id)
+            broker.client.hset(f"{self.queue}:{queue}.msgs", redis_id, body)
+            broker.client.rpush(f"{self.queue}:{queue}", redis_id)
         elif isinstance(broker, StubBroker):
-            broker.queues[self.queue].put(body)
+            broker.queues[queue].put(body)
         else:
             broker.declare_queue(self.queue, ensure=True)
-            broker.channel.basic_publish("", self.queue, body, pika.BasicProperties(delivery_mode=2))
+            broker.channel.basic_publish("", queue, body, pika.BasicProperties(delivery_mode=2))
         return str(message["message_id"]), body
+
+    def put_delayed(self, at: datetime) -> str:
+        """Write a message into the queue of delayed messages."""
+        eta = int(at.timestamp() * 1000)
+        return self.put(queue=dq_name(self.queue), queue_name=dq_name(self.queue), options={"eta": eta})[0]
 
     def dead_bodies(self) -> list[bytes]:
         """Read the dead queue."""

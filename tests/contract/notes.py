@@ -42,6 +42,7 @@ class Settings:
     deliveries: int | None = None
     reservation: str = "PT1M"
     park_after: str = "PT1M"
+    park_delays: bool = False
     #: Seconds after which Redis gives out again what a dead worker had: Celery's visibility timeout,
     #: Dramatiq's heartbeat timeout.
     visibility: float | None = None
@@ -86,6 +87,7 @@ def bridge_of(settings: Settings) -> Bridge:
         listeners=listeners if settings.heard else [],
         reservation=settings.reservation,
         park_after=settings.park_after,
+        park_delays=settings.park_delays,
         fail_open=settings.fail_open,
         storage_retry=StorageRetry(max_attempts=settings.insist),
     )
