@@ -21,7 +21,7 @@ MAKEFLAGS += --no-print-directory
 # The tests start hundreds of processes, each of which would compile all of it anew.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test next world lint types size model bench recovery chaos wheels native main floor docs docs-serve servers clean
+.PHONY: help demo quick test next world lint types size model bench recovery chaos delays lateness wheels native main floor docs docs-serve servers clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -59,6 +59,12 @@ recovery: .venv/.installed servers  ## measure how soon the jobs of a killed wor
 
 chaos: .venv/.installed servers  ## kill workers, brokers and stores under a load, with the bridge and without
 	.venv/bin/python -m tests.chaos
+
+delays: .venv/.installed servers  ## see what becomes of delayed jobs, with the bridge and without; takes half an hour
+	.venv/bin/python -m tests.delays $(DELAYS)
+
+lateness: .venv/.installed servers  ## measure how late delayed jobs and retries begin; takes half an hour
+	.venv/bin/python -m benchmarks.lateness $(LATENESS)
 
 wheels: .venv/.installed servers  ## install each line of the documents in a fresh environment, and run a first job
 	.venv/bin/python -m pytest -m wheels --durations=0 --durations-min=1 tests/packaging/test_wheels.py
