@@ -301,7 +301,8 @@ class Engine:
         self.settling.settle(run, decision)
 
     def close(self) -> None:
-        """Settle and release the reservations that still have to be; never raises."""
+        """Publish the jobs of transactions, and settle and release what still has to be; never raises."""
+        self.outbox.close()
         with suppress(StoreError):
             self.reservations.close()
 

@@ -9,7 +9,6 @@ import atexit
 import logging
 import os
 import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -82,10 +81,12 @@ class Outbox:
         except Exception as error:  # noqa: BLE001 - the job is written, and workers publish it
             logger.debug("job %s: a worker publishes it: %r", parked.id, error)
 
-    def flush(self, seconds: float) -> bool:
-        """Publish what is there; wait for it so many seconds at most, and return whether all is published."""
-        asking = self._asking
-        return asking is None or not asking.is_ours or asking.flush(seconds)
+    def close(self) -> None:
+        """Publish what is there now, and end the thread; a later job starts another."""
+        asking, self._asking = self._asking, None
+        atexit.unregister(self.close)
+        if asking is not None and asking.is_ours:
+            asking.end()
 
     def _start(self) -> _Asking:
         context, store = self._context, self._context.store_for("jobs of a transaction")
@@ -93,6 +94,8 @@ class Outbox:
         with starting.lock:
             if self._asking is None or not self._asking.is_ours:
                 self._asking = _Asking(Scheduler(*parts))
+                # The thread would end with the process, in the midst of its work.
+                atexit.register(self.close)
             return self._asking
 
 
@@ -100,35 +103,28 @@ class _Asking:
     """The thread of one process that asks the store for jobs, and publishes those that are there."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        #: The jobs that were sent, and the events of those who wait until all have been asked for.
-        self.told: queue.SimpleQueue[Expected | threading.Event] = queue.SimpleQueue()
+        #: The jobs that were sent; None after the last one.
+        self.told: queue.SimpleQueue[Expected | None] = queue.SimpleQueue()
         self._scheduler = scheduler
         self._expected: dict[str, Expected] = {}
         self._pid = os.getpid()
-        keep_going("ojs-outbox", self._round)
-        # The thread would end with the process, in the midst of its work.
-        atexit.register(self._end)
+        self._thread = keep_going("ojs-outbox", self._round)
 
     @property
     def is_ours(self) -> bool:
         """Whether the thread is of this process; a forked child has none."""
         return self._pid == os.getpid()
 
-    def flush(self, seconds: float) -> bool:
-        """Ask for all jobs once more; return whether that was done in time."""
-        done = threading.Event()
-        self.told.put(done)
-        return done.wait(seconds)
-
-    def _end(self) -> None:
-        if self.is_ours:
-            self.flush(LAST_SECONDS)
+    def end(self) -> None:
+        """Ask for all jobs once more, and end the thread; wait for it, but not for long."""
+        self.told.put(None)
+        self._thread.join(LAST_SECONDS)
 
     def _round(self) -> bool:
         """Hear of new jobs, and ask for those for which it is time."""
-        waiting = self._hear()
+        goes_on = self._hear()
         now = time.monotonic()
-        asked = [each for each in self._expected.values() if waiting or each.next <= now]
+        asked = [each for each in self._expected.values() if each.next <= now or not goes_on]
         for framework in {each.framework for each in asked}:
             keys = [each.key for each in asked if each.framework == framework]
             try:
@@ -141,24 +137,18 @@ class _Asking:
                 self._expected.pop(each.key, None)
             elif each.key in self._expected:
                 self._expected[each.key] = each.again(now)
-        for done in waiting:
-            done.set()
-        return True
+        return goes_on
 
-    def _hear(self) -> list[threading.Event]:
-        """Wait until it is time to ask for a job, or until one was sent; return who waits for an answer."""
-        waiting: list[threading.Event] = []
+    def _hear(self) -> bool:
+        """Wait until it is time to ask for a job, or until one was sent; return False after the last one."""
         soonest = min((each.next for each in self._expected.values()), default=None)
         pause = None if soonest is None else max(0.0, soonest - time.monotonic())
         with suppress(queue.Empty):
-            while True:
-                each = self.told.get(timeout=pause)
-                if isinstance(each, Expected):
-                    self._expected[each.key] = each
-                else:
-                    waiting.append(each)
+            while (each := self.told.get(timeout=pause)) is not None:
+                self._expected[each.key] = each
                 pause = 0.0
-        return waiting
+            return False
+        return True
 
     def _publish(self, framework: str, keys: Sequence[str]) -> None:
         """Publish the jobs that are there, in the order in which they were sent."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -60,6 +61,7 @@ def bridge(way: tuple[str, Begin]) -> Iterator[Bridge]:
     assert bridge.store is not None
     bridge.store.prepare()
     yield bridge
+    bridge.engine.close()
     bridge.store.close()
 
 
@@ -103,7 +105,7 @@ def test_what_is_rolled_back_is_never_published(
             raise Undone
         put(bridge, given, "after")
     eventually(lambda: broker.published == ["before", "after"], seconds=8)
-    assert bridge.engine.outbox.flush(8)
+    bridge.engine.outbox.close()
     assert (broker.published, bridge.retries.count()) == (["before", "after"], 0)
 
 
@@ -112,7 +114,7 @@ def test_a_job_that_is_due_later_waits(bridge: Bridge, broker: Broker, begin: Ca
         put(bridge, given, "later", due=timedelta(hours=1))
         put(bridge, given, "now")
     eventually(lambda: broker.published == ["now"], seconds=8)
-    assert bridge.engine.outbox.flush(8)
+    bridge.engine.outbox.close()
     assert [each.id for each in bridge.retries.list().retries] == ["later"]
 
 
@@ -122,7 +124,7 @@ def test_a_job_that_the_broker_does_not_take_is_left_to_the_workers(
     broker.is_away = True
     with begin() as given:
         put(bridge, given, "j-1")
-    assert bridge.engine.outbox.flush(8)
+    bridge.engine.outbox.close()
     assert (broker.published, bridge.retries.count()) == ([], 1)
     assert bridge.store is not None
     now = bridge.engine.now()
@@ -141,9 +143,13 @@ def test_a_forked_child_publishes_its_own_jobs(
     eventually(lambda: broker.published == ["of the parent"], seconds=8)
     child = os.fork()
     if child == 0:
-        with begin() as given:
-            put(bridge, given, "of the child")
-        eventually(lambda: broker.published == ["of the parent", "of the child"], seconds=8)
-        os._exit(7)
+        try:
+            with begin() as given:
+                put(bridge, given, "of the child")
+            eventually(lambda: broker.published == ["of the parent", "of the child"], seconds=8)
+            os._exit(7)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert bridge.retries.count() == 0
