@@ -49,6 +49,8 @@ class Bridge:
         reservation: for how long an attempt is reserved; a heartbeat extends the reservation.
         park_after: a retry that is due later than that waits in the store, not in the broker.
         park_delays: whether a job that its user delays by more than that waits there, too.
+        outbox: whether a job that is sent within a transaction of Django's on the store's database is a part
+            of it.
         fail_open: whether jobs run without a reservation while the store cannot be reached; else they wait.
         settle_behind: whether a success is settled within 20 ms, and no job waits for it; else it is settled
             before its message is acknowledged. A store in the memory of this process settles at once.
@@ -81,6 +83,7 @@ class Bridge:
         reservation: str | timedelta | None = None,
         park_after: str | timedelta | None = None,
         park_delays: bool | None = None,
+        outbox: bool | None = None,
         fail_open: bool | None = None,
         settle_behind: bool | None = None,
         out_of_reach: str | timedelta | None = None,
@@ -101,6 +104,7 @@ class Bridge:
             reservation=reservation,
             park_after=park_after,
             park_delays=park_delays,
+            outbox=outbox,
             fail_open=fail_open,
             settle_behind=settle_behind,
             out_of_reach=out_of_reach,

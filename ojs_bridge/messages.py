@@ -12,6 +12,9 @@ from typing import Any
 HEADER = "ojs"
 #: The option of a sender that carries a job's own partial policy.
 RETRY_OPTION = "ojs_retry"
+#: The option of a send that names the connection in whose transaction the job is sent; and that of a task or
+#: an actor whose jobs are sent in the transaction that there is.
+IN_OPTION, OUTBOX_OPTION = "ojs_in", "ojs_outbox"
 #: The header in which an instrumented sender on Celery says when a job was sent.
 CREATED = "ojs_created_at"
 #: The headers and options of a message that belong to the bridge or to a framework.

@@ -62,7 +62,7 @@ def of_django(url: str) -> Iterator[Any]:
 
 
 @contextmanager
-def django_alias(url: str) -> Iterator[str]:
+def django_alias(url: str, alias: str = "shop") -> Iterator[str]:
     """Let Django know a database by an alias."""
     import django
     from django.conf import settings
@@ -71,7 +71,6 @@ def django_alias(url: str) -> Iterator[str]:
     if not settings.configured:
         settings.configure(DATABASES={})
         django.setup()
-    alias = "shop"
     connections.settings[alias] = connections.configure_settings({"default": {}, alias: database(url)})[alias]
     try:
         yield alias

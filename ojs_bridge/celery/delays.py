@@ -1,4 +1,7 @@
-"""A job that its user delays waits in the store: its producer writes it there, or its first worker."""
+"""A job that its user delays, or sends in a transaction: its producer writes it to the store.
+
+If the producer of a delayed job does not, its first worker does.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 from celery import Celery, Task
@@ -21,8 +26,9 @@ from ..engine.layers import TaskPolicy
 from ..engine.runs import Run
 from ..engine.storage_retry import at_once
 from ..errors import InvalidRetryPolicy, InvalidState, StoreError, Unstorable
-from ..messages import CREATED, HEADER
+from ..messages import CREATED, HEADER, IN_OPTION, OUTBOX_OPTION
 from ..rules.job import Header, Job, decoded
+from ..store import Parked, Transaction
 from . import compat
 from . import wire as wires
 from .brokers import Broker
@@ -43,27 +49,52 @@ class Delays:
     #: What `install` says of them; None leaves it to the bridge.
     parks: bool | None = None
 
-    def until(self, name: str, options: Mapping[str, Any]) -> datetime | None:
-        """Return until when a job that is sent now waits in the store; None for one that the broker takes.
+    def way(self, send_task: Callable[..., Any], name: str, options: dict[str, Any]) -> Callable[..., Any]:
+        """Return what sends a job: to the store in a transaction, to the store until a time, or `send_task`.
 
-        Raises ValueError for an `eta` that is no time. Celery itself says what is wrong with a `countdown`,
-        and sends the retries of a task that it retries.
+        Raises ValueError for an `eta` that is no time, NotInTransaction, and ConfigurationError. Celery
+        itself says what is wrong with a `countdown`, and sends the retries of a task that it retries.
         """
-        eta, countdown = options.get("eta"), options.get("countdown")
-        if not (eta or countdown) or options.get("retries") or not self._are_parked(name):
-            return None
-        engine = self.bridge.engine
-        try:
-            at = engine.now() + timedelta(seconds=countdown) if countdown else _instant(self.app, eta)
-        except (TypeError, OverflowError):
-            return None
-        return at if engine.storing.parks(at) else None
+        transaction = self._transaction(name, options)
+        if transaction is None and (options.get("retries") or not self._are_parked(name)):
+            return send_task
+        engine, eta, countdown = self.bridge.engine, options.get("eta"), options.get("countdown")
+        at: datetime | None = None
+        with suppress(TypeError, OverflowError):
+            if countdown:
+                at = engine.now() + timedelta(seconds=countdown)
+            elif eta:
+                at = _instant(self.app, eta)
+        if transaction is not None or (at and engine.storing.parks(at)):
+            return partial(self.park, at, transaction, send_task)
+        return send_task
 
-    def park(self, at: datetime, send_task: Callable[..., Any], name: str, *args: Any, **options: Any) -> Any:
+    def _transaction(self, name: str, options: dict[str, Any]) -> Transaction | None:
+        """Return the transaction in which a job is sent, by its option or by that of its task or bridge."""
+        outbox, given = self.bridge.engine.outbox, options.pop(IN_OPTION, None)
+        if given is not None:
+            return outbox.join(given)
+        task = compat.task_in(compat.tasks(self.app), name)
+        said = getattr(task, OUTBOX_OPTION, None)
+        if not (self.bridge.settings.outbox if said is None else said):
+            return None
+        # A job that goes on is told by an error, which would roll the job back, too.
+        goes_on = options.get("retries") or options.get("replaced_task_nesting")
+        return None if goes_on else outbox.joined()
+
+    def park(
+        self,
+        at: datetime | None,
+        transaction: Transaction | None,
+        send_task: Callable[..., Any],
+        name: str,
+        *args: Any,
+        **options: Any,
+    ) -> Any:
         """Send a job to the store, where it waits until a time; return its result as `send_task` does.
 
-        If the store is away, the broker takes it. Raises whatever sending raises, and Unstorable for a
-        message that is too long.
+        Without a transaction the broker takes it if the store is away. Raises whatever sending raises,
+        Unstorable for a message that is too long, and in a transaction StoreError.
         """
         app, engine = self.app, self.bridge.engine
         # An id that its user has chosen may be that of another job, too.
@@ -71,8 +102,14 @@ class Delays:
         with app.producer_or_acquire(options.get("producer")) as producer:
             caught = Caught(app, producer, producer.connection)
             ours = {"producer": caught, "publisher": None, "connection": None}
-            result = send_task(name, *args, **{**options, **ours, "eta": at, "countdown": None})
+            times = {"eta": at, "countdown": None} if at else {}
+            result = send_task(name, *args, **{**options, **ours, **times})
         if (wire := caught.wire) is None:
+            return result
+        at = at or engine.now()
+        if transaction is not None:
+            put = partial(engine.outbox.put, transaction)
+            self._schedule(self._run(wire, chain, engine.now()), wire, at, put)
             return result
         if wires.is_broadcast(app, {"exchange": wire.exchange}):
             self.broker().publish(Outgoing(wire), engine.now())
@@ -140,14 +177,16 @@ class Delays:
         task = self.policy(compat.task_in(compat.tasks(app), job.type)).of_job(job.retry)
         return Run(job if job.chain else job._replace(chain=chain), task.policy, task, time.monotonic())
 
-    def _schedule(self, run: Run, wire: Wire, at: datetime) -> None:
+    def _schedule(
+        self, run: Run, wire: Wire, at: datetime, put: Callable[[Parked], object] | None = None
+    ) -> None:
         task = compat.task_in(compat.tasks(self.app), run.job.type)
         parameters = parameters_of(task.run) if task else ()
 
         def kept(header: Header) -> Mapping[str, Any]:
             return Outgoing(wire, {HEADER: header.text}, parameters, keeps_eta=True).kept()
 
-        self.bridge.engine.storing.schedule(run, at, NAME, kept)
+        self.bridge.engine.storing.schedule(run, at, NAME, kept, put)
 
 
 def _instant(app: Celery, eta: Any) -> datetime:

@@ -24,7 +24,7 @@ from ..config.settings import the_retry
 from ..engine.layers import Layers, TaskPolicy
 from ..engine.threads import cached
 from ..errors import ConfigurationError, InvalidRetryPolicy
-from ..messages import CREATED, HEADER, RETRY_OPTION
+from ..messages import CREATED, HEADER, IN_OPTION, RETRY_OPTION
 from ..rules.failures import TIMEOUT, WORKER_DEATH, Mapped
 from ..rules.job import Job, count_of, decoded, format_time
 from ..rules.policy import AnyPartial, check_errors
@@ -217,9 +217,12 @@ def _read_retry_option(app: Celery) -> None:
             options["headers"] = {**headers, HEADER: _checked(app, name, partial, headers)}
         if options.get("task_id"):
             _tell_apart(app, name, options)
-        delays = installation(app).delays
-        if delays and (at := delays.until(name, options)):
-            send_task = functools.partial(delays.park, at, send_task)
+        if delays := installation(app).delays:
+            send_task = delays.way(send_task, name, options)
+        elif options.pop(IN_OPTION, None) is not None:
+            raise ConfigurationError(
+                f"{IN_OPTION} of {name}: no bridge is installed here, which has the store"
+            )
         if (bridge := bridge_of(app)) is None or not bridge.engine.instruments.all:
             return send_task(name, *args, **options)
         options["headers"] = carrier = dict(options.get("headers") or {})
@@ -350,6 +353,8 @@ def check_signatures(app: Celery, signatures: Any) -> None:
             continue
         options, kwargs = signature.get("options") or {}, signature.get("kwargs") or {}
         name = str(signature.get("task"))
+        # Celery gives the body of a chord the options of its header.
+        options.pop(IN_OPTION, None)
         refuse_misnamed(name, options)
         check_task(app, name)
         if RETRY_OPTION in options:

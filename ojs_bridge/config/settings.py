@@ -53,6 +53,7 @@ class Settings:
     reservation: timedelta
     park_after: timedelta
     park_delays: bool
+    outbox: bool
     fail_open: bool
     settle_behind: bool
     out_of_reach: timedelta
@@ -69,8 +70,9 @@ def settings_of(**given: Any) -> Settings:
     Raises ConfigurationError and InvalidRetryPolicy.
     """
     setting = layered(**given)
+    store = _store(setting["store"], setting["namespace"].value, _length(setting["reservation"]))
     return Settings(
-        store=_store(setting["store"], setting["namespace"].value, _length(setting["reservation"])),
+        store=store,
         retry=_retry(setting["retry"]),
         errors=_errors(setting["errors"]),
         listeners=_listeners(setting["listeners"]),
@@ -79,6 +81,7 @@ def settings_of(**given: Any) -> Settings:
         reservation=_length(setting["reservation"]),
         park_after=_length(setting["park_after"]),
         park_delays=_either(setting["park_delays"]),
+        outbox=_outbox(setting["outbox"], store),
         fail_open=_either(setting["fail_open"]),
         settle_behind=_either(setting["settle_behind"]),
         out_of_reach=_out_of_reach(setting["out_of_reach"]),
@@ -181,6 +184,14 @@ def _either(given: Given) -> bool:
     if type(given.value) is not bool:
         raise ConfigurationError(f"{given.place}: {given.value!r} must be true or false")
     return given.value
+
+
+def _outbox(given: Given, store: Store | None) -> bool:
+    outbox = _either(given)
+    if outbox and getattr(store, "backend", "") != "sql":
+        why = "needs a store in the database of the transactions, such as postgresql://host/shop"
+        raise ConfigurationError(f"{given.place}: {outbox!r} {why}")
+    return outbox
 
 
 def _length(given: Given) -> timedelta:
@@ -422,6 +433,7 @@ SETTINGS = {
     "reservation": Setting(default="PT1M"),
     "park_after": Setting(default="PT1M"),
     "park_delays": Setting(_boolean, default=False),
+    "outbox": Setting(_boolean, default=False),
     "fail_open": Setting(_boolean, default=False),
     "settle_behind": Setting(_boolean, default=False),
     "out_of_reach": Setting(default="PT4S"),

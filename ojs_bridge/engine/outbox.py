@@ -24,6 +24,8 @@ from .threads import keep_going, starting
 
 logger = logging.getLogger("ojs_bridge")
 
+#: What is due later than that is delayed. The time of a job is rounded up to a millisecond.
+MOMENT = timedelta(milliseconds=1)
 #: How long the store is asked for a job whose transaction does not say when it has committed. A worker asks
 #: for all jobs each second, which is as often as this asks at the end.
 ASKING_SECONDS = 10.0
@@ -61,10 +63,14 @@ class Outbox:
         """Return the open transaction of a connection; raises NotInTransaction and ConfigurationError."""
         return self._context.store_for("jobs of a transaction").join(connection)
 
+    def joined(self) -> Transaction | None:
+        """Return the transaction of Django's that this thread is in, or None; raises as `join` does."""
+        return self._context.store_for("jobs of a transaction").joined()
+
     def put(self, transaction: Transaction, parked: Parked) -> None:
         """Write a job in a transaction; raises StoreError."""
         transaction.park(parked)
-        if parked.next_retry_at > self._context.clock():
+        if parked.next_retry_at > parked.parked_at + MOMENT:
             return
         if not transaction.then(lambda: self.expect(parked, 0.0)):
             self.expect(parked, ASKING_SECONDS)

@@ -37,6 +37,7 @@ T = TypeVar("T")
 NO_STORE = "this bridge has no store"
 #: Why a job waits that has not failed.
 DELAYED, EARLY = "its user has delayed it", "came before its time"
+TOGETHER = "was sent in a transaction"
 
 #: What becomes of a job that a bulk operation has sent. It recovers if it succeeds after a failed attempt.
 Fate: TypeAlias = Literal["began", "failed", "succeeded", "recovered", "died", "discarded"]
@@ -159,16 +160,22 @@ class Storing:
         return self.store is not None and at - self._now() > self.park_after
 
     def schedule(
-        self, run: Run, at: datetime, framework: str, kept: Callable[[Header], Mapping[str, Any]]
+        self,
+        run: Run,
+        at: datetime,
+        framework: str,
+        kept: Callable[[Header], Mapping[str, Any]],
+        put: Callable[[Parked], object] | None = None,
     ) -> None:
         """Park a job that has not begun until a time; `kept` makes its message.
 
-        Raises StoreError, and InvalidState if its state is too long for any message.
+        `put` writes it in a transaction. Raises StoreError, and InvalidState if its state is too long for any
+        message.
         """
         at = later(at, 0)
         job = run.job.waiting(at)
         header = self.header(job)
-        self.park(run, Onward(job, header, at, None), framework, kept(header))
+        self.park(run, Onward(job, header, at, None), framework, kept(header), put)
 
     def park(
         self,
@@ -176,6 +183,7 @@ class Storing:
         onward: Onward,
         framework: str,
         message: Mapping[str, Any],
+        put: Callable[[Parked], object] | None = None,
     ) -> None:
         """Write a parked job to the store; raises StoreError, and TakenOver.
 
@@ -203,6 +211,9 @@ class Storing:
             message=message,
             kind="scheduled" if is_new else "retry",
         )
+        if put is not None:
+            put(replace(parked, reason=TOGETHER))
+            return
         self._write(admission, self.store.parked.park, parked)
 
     def _write(

@@ -57,6 +57,7 @@ def test_without_any_of_them() -> None:
         reservation=timedelta(minutes=1),
         park_after=timedelta(minutes=1),
         park_delays=False,
+        outbox=False,
         fail_open=False,
         settle_behind=False,
         out_of_reach=timedelta(seconds=4),
@@ -79,6 +80,7 @@ READ: list[tuple[str, str, str, Any]] = [
     ("reservation", "PT2M", '"PT2M"', timedelta(minutes=2)),
     ("park_after", "PT90S", '"PT90S"', timedelta(seconds=90)),
     ("park_delays", "true", "true", True),
+    ("outbox", "false", "false", False),  # with a store in a database alone it may be true
     ("fail_open", "true", "true", True),
     ("settle_behind", "true", "true", True),
     ("out_of_reach", "PT20S", '"PT20S"', timedelta(seconds=20)),

@@ -51,6 +51,8 @@ class Told:
 class Wishes:
     """The options of a job: its policy, its retry state, its headers, its id, its delay in seconds.
 
+    A job that is sent `within` a connection is a part of the transaction of that connection.
+
     A job that is followed keeps its result, and hands it to a next job, which notes it under a word.
     The first worker that would send a deadly next job dies instead.
     """
@@ -60,6 +62,7 @@ class Wishes:
     meta: dict[str, Any] = field(default_factory=dict)
     id: str | None = None
     delay: float | None = None
+    within: Any = None
     followed_by: str = ""
     deadly: bool = False
 

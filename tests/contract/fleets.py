@@ -60,6 +60,8 @@ class OnCelery(Fleet):
     def _send(self, task: str, steps: tuple[Step, ...], wishes: Wishes) -> str:
         options: dict[str, Any] = {"headers": dict(wishes.meta), "task_id": wishes.id}
         options["countdown"] = wishes.delay
+        if wishes.within is not None:
+            options["ojs_in"] = wishes.within
         if wishes.policy:
             options["ojs_retry"] = wishes.policy
         if wishes.state:
@@ -158,6 +160,8 @@ class OnDramatiq(Fleet):
             options["ojs_retry"] = wishes.policy
         if wishes.state:
             options |= {"ojs": wishes.state, "retries": wishes.state["attempt"] - 1}
+        if wishes.within is not None:
+            options["ojs_in"] = wishes.within
         if wishes.followed_by:
             options["store_results"] = True
         message = self._broker.get_actor(task).message_with_options(args=steps, **options)

@@ -47,11 +47,14 @@ class UsersConnection(Protocol):
 
 
 def connection_of(given: Any) -> UsersConnection:
-    """Return the connection that a user has given; raises NotInTransaction for anything else."""
+    """Return the connection that a user has given, or that a function returns; raises NotInTransaction."""
+    if callable(given):
+        # Celery copies the options of a chord, and no connection can be copied. A scoped session is callable.
+        given = given()
     if isinstance(given, str) or hasattr(given, "in_atomic_block"):
         return _OfDjango(given)
     orm, psycopg = (sys.modules.get(name) for name in ("sqlalchemy.orm", "psycopg"))
-    if orm is not None and isinstance(given, (orm.Session, orm.scoped_session)):
+    if orm is not None and isinstance(given, orm.Session):
         given = given.connection()
     if isinstance(given, sa.Connection):
         return _OfSQLAlchemy(given)
@@ -184,13 +187,11 @@ class _OfDjango:
     def __init__(self, given: Any) -> None:
         try:
             from django.db import connections, transaction
-            from django.db.utils import ConnectionDoesNotExist
-        except ImportError:
-            raise NotInTransaction(f"ojs_in: {given!r} is not {_KNOWN}: Django is not installed") from None
-        try:
+
             self._connection = connections[given] if isinstance(given, str) else given
-        except ConnectionDoesNotExist as error:
-            raise NotInTransaction(f"ojs_in: {error}") from None
+        except Exception as error:
+            # Django is not installed or not set up, or does not know the alias.
+            raise NotInTransaction(f"ojs_in: {given!r} is no connection of Django's: {error}") from error
         self._transaction = transaction
 
     @property
