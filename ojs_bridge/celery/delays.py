@@ -97,8 +97,6 @@ class Delays:
         Unstorable for a message that is too long, and in a transaction StoreError.
         """
         app, engine = self.app, self.bridge.engine
-        # An id that its user has chosen may be that of another job, too.
-        chain = uuid.uuid4().hex if options.get("task_id") else ""
         with app.producer_or_acquire(options.get("producer")) as producer:
             caught = Caught(app, producer, producer.connection)
             ours = {"producer": caught, "publisher": None, "connection": None}
@@ -114,7 +112,9 @@ class Delays:
         if wires.is_broadcast(app, {"exchange": wire.exchange}):
             self.broker().publish(Outgoing(wire), engine.now())
             return result
-        run = self._run(wire, chain, engine.now())
+        # An id that its user has chosen may be that of another job that waits.
+        mark, is_chosen = uuid.uuid4().hex, bool(options.get("task_id"))
+        run = self._run(wire, mark if is_chosen else "", created_at=engine.now(), publication=mark)
         try:
             self._schedule(run, wire, at)
         except Unstorable:
@@ -161,21 +161,22 @@ class Delays:
         says = getattr(task, "ojs_park_delays", None), self.parks, self.bridge.settings.park_delays
         return next(said for said in says if said is not None)
 
-    def _run(self, wire: Wire, chain: str, sent_at: datetime | None = None) -> Run:
+    def _run(self, wire: Wire, chain: str, **sent: Any) -> Run:
         """Return the run that a message is for; raises InvalidState and InvalidRetryPolicy."""
         headers, app = wire.headers, self.app
         bare = Job(
             str(headers.get("id")),
             str(headers.get("task")),
             wire.queue,
-            created_at=wires.time_in(app, headers.get(CREATED)) or sent_at,
+            created_at=wires.time_in(app, headers.get(CREATED)),
             expires=wires.time_in(app, headers.get("expires")),
         )
         job = decoded(headers.get(HEADER), bare)
         if isinstance(job, InvalidState):
             raise job
+        job = job._replace(chain=job.chain or chain, **sent)
         task = self.policy(compat.task_in(compat.tasks(app), job.type)).of_job(job.retry)
-        return Run(job if job.chain else job._replace(chain=chain), task.policy, task, time.monotonic())
+        return Run(job, task.policy, task, time.monotonic())
 
     def _schedule(
         self, run: Run, wire: Wire, at: datetime, put: Callable[[Parked], object] | None = None

@@ -313,5 +313,7 @@ def _sender(job: Job | InvalidState, bare: Job, publication: str) -> str:
     The bridge may send a job on twice, and the second message is a copy. A user who sends a job twice has two
     jobs.
     """
+    if isinstance(job, Job) and job.publication:
+        return job.publication
     by_user = job is bare or (isinstance(job, Job) and job.fence == 0 and job.next_retry_at is None)
     return publication if by_user else ""

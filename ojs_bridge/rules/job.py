@@ -41,7 +41,8 @@ class Job(NamedTuple):
     `attempt` is 1-based and names the run that is due or under way. `retry` is the job's own partial policy.
     At `expires` the framework would drop the message unrun. `fence` grows with every retry, snooze and
     replay: a message with a lower fence is a late copy. `chain` tells jobs apart that a user has sent under
-    one id. `operation` is the bulk operation that has replayed the job last, if any.
+    one id. `operation` is the bulk operation that has replayed the job last, if any. `publication` is the
+    mark of a message that its user has sent to the store, and not to the broker; a retry has none.
     """
 
     id: str
@@ -58,6 +59,7 @@ class Job(NamedTuple):
     fence: int = 0
     chain: str = ""
     operation: str = ""
+    publication: str = ""
 
     @property
     def key(self) -> str:
@@ -112,11 +114,12 @@ class Job(NamedTuple):
             errors=(*self.errors, entry),
             next_retry_at=next_at,
             fence=self.fence + 1,
+            publication="",
         )
 
     def snoozed(self, at: datetime) -> Job:
         """Return the job as a snooze publishes it: the same attempt, due at a time."""
-        return self._replace(next_retry_at=at, fence=self.fence + 1)
+        return self._replace(next_retry_at=at, fence=self.fence + 1, publication="")
 
     def waiting(self, at: datetime) -> Job:
         """Return the job of this delivery, put off until a time."""
@@ -131,6 +134,7 @@ class Job(NamedTuple):
             replay_count=self.replay_count + 1,
             fence=self.fence + 1,
             operation=operation,
+            publication="",
         )
 
 
@@ -186,7 +190,7 @@ def _state(job: Job, errors: tuple[ErrorEntry, ...]) -> dict[str, Any]:
         state["retry"] = dict(job.retry)
     if errors:
         state["errors"] = list(errors)
-    for name in ("errors_dropped", "replay_count", "chain", "operation"):
+    for name in ("errors_dropped", "replay_count", "chain", "operation", "publication"):
         if value := getattr(job, name):
             state[name] = value
     for name in ("next_retry_at", "created_at"):
@@ -259,6 +263,7 @@ _KINDS = {
     "fence": int,
     "chain": str,
     "operation": str,
+    "publication": str,
 }
 _COUNT = f"an integer from 0 to {MAX_COUNT}"
 
@@ -306,6 +311,7 @@ def decode(state: object, job: Job) -> Job:
         fence if steps == 0 else fence + max(steps, 1),
         fields.get("chain", job.chain),
         fields.get("operation", ""),
+        fields.get("publication", ""),
     )
 
 

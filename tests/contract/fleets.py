@@ -111,7 +111,9 @@ class OnCelery(Fleet):
         with self._fleet.app.connection_for_read() as connection:
             channel = connection.default_channel
             if self.settings.broker.startswith("amqp"):
-                return int(channel.queue_declare(self.queue, passive=True).message_count)
+                # No producer may have declared it yet.
+                queue = self._fleet.app.amqp.queues[self.queue].bind(channel)
+                return int(queue.queue_declare().message_count)
             held = [json.loads(text)[2] for text in channel.client.hvals(channel.unacked_key)]
             return int(channel.client.llen(self.queue)) + held.count(self.queue)
 

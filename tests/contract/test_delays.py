@@ -1,0 +1,90 @@
+"""A job that its user delays waits in the store: it runs once and never early, and nothing loses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from tests.contract.conftest import SERVED
+from tests.contract.fleet import Fleet, await_runs, end
+from tests.contract.steps import raises
+from tests.servers import eventually
+
+Made = Callable[..., Fleet]
+HOURS = 7200
+
+
+@pytest.fixture(params=[kind for kind in SERVED if kind.startswith("celery")])
+def fleet(made: Made, request: pytest.FixtureRequest) -> Fleet:
+    """A fleet that parks delays of more than a second; it has no worker yet."""
+    return made(request.param, park_delays=True, park_after="PT1S")
+
+
+def test_a_delay_waits_in_the_store_and_its_job_runs_once_on_time(fleet: Fleet) -> None:
+    """Its producer publishes nothing."""
+    sent = fleet.bridge.engine.now()
+    job = fleet.send("act", "ok", delay=3)
+    (waiting,) = fleet.bridge.scheduled.list().retries
+    assert (waiting.id, waiting.attempt, waiting.max_attempts, waiting.queue) == (job, 1, 3, fleet.queue)
+    assert sent + timedelta(seconds=3) <= waiting.next_retry_at <= sent + timedelta(seconds=3 + fleet.late)
+    assert (waiting.to_ojs()["state"], fleet.bridge.jobs.get(job).attempts) == ("scheduled", 0)
+    assert (fleet.left(), fleet.bridge.retries.count(), fleet.bridge.counts()["scheduled"]) == (0, 0, 1)
+    fleet.start().await_ready()
+    assert end(fleet, job).type == "job.completed"
+    (run,) = fleet.runs(job)
+    assert run.at >= waiting.next_retry_at.timestamp()
+    eventually(lambda: fleet.bridge.scheduled.count() == 0, what="an empty store")
+
+
+def test_a_worker_takes_over_the_delay_of_a_producer_without_the_bridge(fleet: Fleet) -> None:
+    """A kill -9 of that worker does not matter to it."""
+    fleet.start().await_ready()
+    due = fleet.bridge.engine.now() + timedelta(seconds=HOURS)
+    job = fleet.put_delayed(due)
+    eventually(lambda: fleet.bridge.scheduled.count() == 1, what="a parked delay")
+    eventually(lambda: fleet.left() == 0, what="an empty queue")
+    (waiting,) = fleet.bridge.scheduled.list().retries
+    assert waiting.id == job
+    assert abs(waiting.next_retry_at - due) < timedelta(milliseconds=2)
+    fleet.replace().await_ready()
+    fleet.bridge.scheduled.run(job)
+    assert end(fleet, job).type == "job.completed"
+    assert len(fleet.runs(job)) == 1
+
+
+def test_a_delay_that_is_cancelled_never_runs(fleet: Fleet) -> None:
+    job = fleet.send("act", "ok", delay=HOURS)
+    fleet.bridge.scheduled.cancel(job)
+    fleet.start().await_ready()
+    end(fleet, fleet.send("act", "another one"))
+    assert (fleet.runs(job), fleet.bridge.scheduled.count()) == ([], 0)
+
+
+def test_two_delays_under_one_id_are_two_jobs_and_so_is_one_that_runs_at_once(fleet: Fleet) -> None:
+    """As natively."""
+    job = fleet.send("act", "ok", delay=HOURS)
+    for _ in range(2):
+        fleet.send("act", "ok", delay=HOURS, id=job)
+    fleet.start().await_ready()
+    fleet.send("act", "ok", id=job)
+    await_runs(fleet, job)
+    assert fleet.bridge.scheduled.count() == 3
+    for left in (2, 1, 0):
+        fleet.bridge.scheduled.run(job)
+        eventually(lambda left=left: fleet.bridge.scheduled.count() == left, what="one job less")
+    await_runs(fleet, job, runs=4)
+
+
+def test_a_delay_that_fails_is_retried_and_is_a_dead_letter_as_any_job(fleet: Fleet) -> None:
+    fleet.start().await_ready()
+    job = fleet.send("act_kept", raises(OSError, "one"), raises(OSError, "two"), delay=1.5)
+    assert end(fleet, job).data["dead_lettered"]
+
+
+def test_without_its_store_a_producer_leaves_a_delay_to_the_broker(made: Made, fleet: Fleet) -> None:
+    options = {"park_delays": True, "park_after": "PT1S", "insist": 1}
+    away = made(f"{fleet.framework}-valkey", store="redis://127.0.0.1:1/0", **options)
+    job = away.send("act", "ok", delay=1.5)
+    assert away.left() == 1 and job
