@@ -105,16 +105,15 @@ class Delays:
         if (wire := caught.wire) is None:
             return result
         at = at or engine.now()
+        # An id that its user has chosen may be that of another job that waits.
+        mark, is_chosen = uuid.uuid4().hex, bool(options.get("task_id"))
+        run = self._run(wire, mark if is_chosen else "", created_at=engine.now(), publication=mark)
         if transaction is not None:
-            put = partial(engine.outbox.put, transaction)
-            self._schedule(self._run(wire, chain, engine.now()), wire, at, put)
+            self._schedule(run, wire, at, partial(engine.outbox.put, transaction))
             return result
         if wires.is_broadcast(app, {"exchange": wire.exchange}):
             self.broker().publish(Outgoing(wire), engine.now())
             return result
-        # An id that its user has chosen may be that of another job that waits.
-        mark, is_chosen = uuid.uuid4().hex, bool(options.get("task_id"))
-        run = self._run(wire, mark if is_chosen else "", created_at=engine.now(), publication=mark)
         try:
             self._schedule(run, wire, at)
         except Unstorable:
