@@ -27,9 +27,12 @@ logger = logging.getLogger("ojs_bridge")
 
 #: How often a scheduler looks for due retries, in seconds.
 POLL_SECONDS = 1.0
-#: How many retries it publishes under one claim, and how long the claim lasts.
+#: How long before its time a scheduler claims a retry, to publish it on time: longer than between two looks.
+AHEAD = timedelta(seconds=1.1)
+#: How many retries it publishes under one claim, and how long the claim lasts. So late comes what a worker
+#: had claimed that is killed.
 BATCH = 200
-CLAIM = timedelta(seconds=60)
+CLAIM = timedelta(seconds=20)
 #: After how many published retries the store deletes them.
 UNPARK = 25
 #: How often reservations are looked at, in seconds, and how many in one step. Where more than a tenth of them
@@ -113,15 +116,18 @@ class Scheduler:
             self._thread = keep_going("ojs-scheduler", self._round)
 
     def stop(self, seconds: float = 5.0) -> None:
-        """End the thread; it may publish its batch to the end, for so many seconds at most."""
+        """End the thread; it may publish some retries more, for so many seconds at most."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(seconds)
 
-    def publish_due(self, framework: str, publisher: Publisher) -> int:
-        """Publish one batch of due retries and return its size; raises StoreError and Unreachable."""
+    def publish_due(self, framework: str, publisher: Publisher, ahead: timedelta = timedelta(0)) -> int:
+        """Publish one batch of the retries that are due within some time, each when it is due.
+
+        Return its size; raises StoreError and Unreachable.
+        """
         now, began = self.clock(), time.monotonic()
-        due = self.parked.claim_due(framework, now=now, until=now + CLAIM, limit=BATCH)
+        due = self.parked.claim_due(framework, now=now + ahead, until=now + CLAIM, limit=BATCH)
         self.publish(due, publisher, began + CLAIM.total_seconds() / 2)
         return len(due.retries)
 
@@ -131,9 +137,14 @@ class Scheduler:
         try:
             # After the end of the claim other workers publish the same retries: publish none then.
             while left and time.monotonic() < ends:
+                early = (left[0].next_retry_at - self.clock()).total_seconds()
+                if self._stop.wait(max(early, 0.0)):
+                    break
                 published: list[Parked] = []
                 try:
                     while left and len(published) < UNPARK and time.monotonic() < ends:
+                        if left[0].next_retry_at > self.clock():
+                            break
                         if self._publish(left[0], publisher):
                             published.append(left[0])
                         left.popleft()
@@ -166,18 +177,19 @@ class Scheduler:
         """Publish a batch for each framework, do the chores that are due, and rest if no batch was full."""
         if self._stop.is_set():
             return False
-        is_more = False
+        is_more, began = False, time.monotonic()
         for framework, publisher in tuple(self.publishers.items()):
             try:
                 published = self.polling.run(
-                    self.publish_due, framework, publisher, retry_on=AWAY, wait=self._stop.wait
+                    self.publish_due, framework, publisher, AHEAD, retry_on=AWAY, wait=self._stop.wait
                 )
             except StoreError as error:
-                self._is_away = True
+                self._is_away, began = True, time.monotonic()
                 self._undone.clear()
                 self.outage.meet(error)
                 continue
             except (Exception, SystemExit) as error:  # noqa: BLE001 - after any error it is tried again
+                began = time.monotonic()
                 self._wait(framework, error)
                 continue
             is_more = is_more or published == BATCH
@@ -191,7 +203,7 @@ class Scheduler:
                 self._due[chore] = time.monotonic() + chore.seconds
                 self._do(chore)
         if not is_more:
-            self._stop.wait(POLL_SECONDS)
+            self._stop.wait(max(0.0, began + POLL_SECONDS - time.monotonic()))
         return True
 
     def _wait(self, framework: str, error: BaseException) -> None:

@@ -132,16 +132,40 @@ def test_the_log_names_a_chore_that_fails_though_the_store_answers(
     def broken() -> None:
         raise StoreError("the statement took too long")
 
-    engine, chore = worker.bridge.engine, scheduler.Chore("prune", 60, broken)
-    assert engine.store is not None
-    at_work = scheduler.Scheduler(
-        *(engine.store.parked, engine.store.reservations, engine.context.publishers),
-        *(engine.now, engine.give_up, [chore]),
-    )
+    at_work = scheduler_of(worker, scheduler.Chore("prune", 60, broken))
     at_work.start()
     told = "prune: not done this time: StoreError: the statement took too long"
     eventually(lambda: caplog.messages == [told], what=told)
     at_work.stop()
+
+
+def scheduler_of(worker: Worker, *chores: scheduler.Chore) -> scheduler.Scheduler:
+    """Return another scheduler of a worker."""
+    engine = worker.bridge.engine
+    assert engine.store is not None
+    return scheduler.Scheduler(
+        *(engine.store.parked, engine.store.reservations, engine.context.publishers),
+        *(engine.now, engine.give_up, chores),
+    )
+
+
+def test_one_that_is_claimed_ahead_is_published_when_it_is_due(worker: Worker) -> None:
+    engine, parked = worker.bridge.engine, worker.park("j-1")
+    assert engine.store is not None
+    due = engine.now() + timedelta(seconds=0.3)
+    assert engine.store.parked.reschedule(parked, due)
+    assert scheduler_of(worker).publish_due(FRAMEWORK, worker.outbox, timedelta(minutes=1)) == 1
+    assert engine.now() >= due
+    assert worker.published == ["j-1"]
+
+
+def test_a_scheduler_that_stops_gives_back_what_it_has_claimed_ahead(worker: Worker) -> None:
+    worker.park("j-1")
+    at_work = scheduler_of(worker)
+    at_work.stop()
+    at_work.publish_due(FRAMEWORK, worker.outbox, timedelta(hours=3))
+    assert worker.published == []
+    worker.bridge.retries.cancel("j-1")
 
 
 def test_one_that_is_run_now_is_published_once(worker: Worker) -> None:
