@@ -431,7 +431,7 @@ def of_scheduler(s: State, rules: Rules) -> Iterator[Step]:
 def of_operator(s: State, rules: Rules) -> Iterator[Step]:
     """Yield the steps of an operator: a replay claims, publishes and deletes; a cancel is one step.
 
-    replaying.py, dead_letters.py; parked_retries.py, which refuses what is claimed, or has begun.
+    replaying.py, dead_letters.py; waiting.py, which refuses what is claimed, or has begun.
     """
     if s.letter and not s.replaying and (t := spend(s, "replays")):
         yield "a replay claims the letter", False, t._replace(replaying="claimed"), ""

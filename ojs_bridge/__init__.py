@@ -17,7 +17,6 @@ from .errors import (
     NotInTransaction,
     NotResumable,
     OperationNotFound,
-    RetryNotFound,
     StoreError,
     Unpublishable,
     Unreachable,
@@ -30,10 +29,10 @@ from .operations.bulk import Preview
 from .operations.groups import ErrorGroup, Timeline
 from .operations.health import Health
 from .operations.operation import Operation
-from .operations.parked_retries import Drained
 from .operations.rates import RateHistory
 from .operations.replaying import Bulk, ReplayRule
 from .operations.retention import Retention
+from .operations.waiting import Drained
 from .rules.backoff import Intervals, Jitter, Seeded
 from .rules.failures import DeadLetter, Discard, Fail, HandlerFailed, OJSError, Response, Retry, Snooze
 from .rules.policy import PartialPolicy, RetryPolicy
@@ -110,7 +109,6 @@ __all__ = [
     "Response",
     "Retention",
     "Retry",
-    "RetryNotFound",
     "RetryPolicy",
     "Seeded",
     "Snooze",

@@ -19,12 +19,12 @@ from .operations.bulk import Operations
 from .operations.dead_letters import DeadLetters
 from .operations.health import BEAT, Beat, Probe
 from .operations.letters import Jobs
-from .operations.parked_retries import ParkedRetries
 from .operations.rates import RateHistory, history
 from .operations.replaying import PERIOD as RULES_PERIOD
 from .operations.replaying import ReplayRule
 from .operations.retention import PERIOD as PRUNE_PERIOD
 from .operations.retention import Retention
+from .operations.waiting import Waiting
 from .rules.failures import Errors
 from .rules.policy import PartialPolicy
 from .store import KINDS, STATES, Filter, Store
@@ -153,8 +153,10 @@ class Bridge:
         self._workers = 0
         self.dead_letters = DeadLetters(context, settings.retention, settings.replay_rules)
         self.broker_letters = BrokerLetters(context)
-        self.retries, self.scheduled = ParkedRetries(context, "retry"), ParkedRetries(context, "scheduled")
-        letters, waiting = self.dead_letters, ParkedRetries(context)
+        #: What waits in the store, and two views of it: parked retries, and jobs that their users delay.
+        self.waiting = waiting = Waiting(context)
+        self.retries, self.scheduled = Waiting(context, "retry"), Waiting(context, "scheduled")
+        letters = self.dead_letters
         self.jobs = Jobs(letters.find, waiting.find, letters.id_of, waiting.id_of)
         self.audit, self.marks, self.health = Audit(context), Marks(context), Probe(context)
         self.operations = Operations(context, self.dead_letters, waiting, self.audit)

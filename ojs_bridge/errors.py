@@ -14,7 +14,6 @@ BridgeError
 ├── NotResumable              a bulk operation is done, or runs elsewhere
 └── NotFound                  a KeyError
     ├── LetterNotFound
-    ├── RetryNotFound
     ├── OperationNotFound
     └── JobNotFound
 """
@@ -110,8 +109,4 @@ class OperationNotFound(NotFound):
 
 
 class JobNotFound(NotFound):
-    """The store does not know a job of this id."""
-
-
-class RetryNotFound(NotFound):
-    """There is no parked retry of this id, or it is being published at this moment."""
+    """The store does not know a job of this id, no such job waits there, or it is being published now."""

@@ -1,4 +1,4 @@
-"""The command line, `ojs-bridge`: plans, dead letters, parked retries, policies, the page.
+"""The command line, `ojs-bridge`: plans, dead letters, what waits, policies, the page.
 
 Exit codes: 0 done; 1 some of it could not be done, or what was checked is invalid; 2 wrong usage, or refused;
 3 the store or the broker cannot be reached.

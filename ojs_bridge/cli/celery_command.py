@@ -1,4 +1,4 @@
-"""`celery -A proj dead-letters ...` and `retries ...`: the same commands, with the app's own bridge.
+"""`celery -A proj dead-letters ...`, `retries ...` and so on: the same commands, with the app's own bridge.
 
 Celery loads this module whenever it starts, in workers, too: typer and rich are imported when a command runs.
 The commands are made with Celery's own click, because typer may bring another one.
@@ -30,4 +30,6 @@ def _command(name: str, does: str) -> click.Command:
 
 
 dead_letters = _command("dead-letters", "Search, replay and delete dead letters.")
-retries = _command("retries", "List, run and cancel the retries that wait in the store.")
+waiting = _command("waiting", "List, run, move and cancel all that waits in the store.")
+retries = _command("retries", "List, run, move and cancel the retries that wait in the store.")
+scheduled = _command("scheduled", "List, run, move and cancel the delayed jobs that wait in the store.")

@@ -234,7 +234,7 @@ def listed(
             page = read(limit=limit, cursor=cursor)
             yield page
             cursor = page.next_cursor
-            limit -= len(page.letters if isinstance(page, Page) else page.retries)
+            limit -= len(page.letters if isinstance(page, Page) else page.jobs)
             if cursor is None or limit <= 0:
                 break
             looked += LOOK_THROUGH

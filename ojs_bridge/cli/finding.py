@@ -95,7 +95,7 @@ class Place:
         url = self._url
         if not url:
             raise ConfigurationError(
-                "store: which one? Dead letters and parked retries are in the database that your "
+                "store: which one? Dead letters and waiting jobs are in the database that your "
                 f"Bridge(store=...) names. Name your app: --app MODULE:APP, or {APP}. Or name the store: "
                 f"--store postgresql://user@db/shop, or {_STORE}. Without a store dead letters are in the "
                 "dead queues of the broker"

@@ -39,17 +39,18 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks
 _AGO = re.compile(r"(\d+)([smhdw])", re.ASCII)
 #: How an option writes a time.
 WHEN = "A time (ISO 8601; UTC if it has no zone), or how long ago: PT2H or 2h"
+LATER = "A time (ISO 8601; UTC if it has no zone), or how long from now: PT2H or 2h"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The options that choose dead letters or parked retries; without any, all of them."""
+    """The options that choose dead letters or waiting jobs; without any, all of them."""
 
     queue: Annotated[str | None, Option(help="Only of this queue.")] = None
     type: Annotated[str | None, Option(help="Only of this job type, such as billing.*")] = None
     error_type: Annotated[str | None, Option(help="With a last error of this type, such as a.*")] = None
     text: Annotated[
-        str | None, Option(help="With this text in the arguments or errors, or in a retry's reason.")
+        str | None, Option(help="With this text in the arguments or errors, or in the reason of a wait.")
     ] = None
 
     def where(self, now: datetime) -> Filter:
@@ -78,16 +79,23 @@ class LetterChoice(Choice):
 
 def time_from(name: str, text: str | None, now: datetime) -> datetime | None:
     """Return the time in an option; raises ValueError."""
-    if text is None:
-        return None
+    return None if text is None else _time(name, text, now, -1, "ago")
+
+
+def time_to(name: str, text: str, now: datetime) -> datetime:
+    """Return the time in an option, in which a duration is one from now; raises ValueError."""
+    return _time(name, text, now, 1, "from now")
+
+
+def _time(name: str, text: str, now: datetime, sign: int, word: str) -> datetime:
     try:
         if text.startswith("P") or _AGO.fullmatch(text):
-            return now - _span(text)
+            return now + sign * _span(text)
         at = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
         return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).astimezone(timezone.utc)
     except (ValueError, OverflowError):
         raise ValueError(
-            f"{name}: {text!r} must be a time such as 2026-11-21T10:00:00Z, or how long ago, as PT2H or 2h"
+            f"{name}: {text!r} must be a time such as 2026-11-21T10:00:00Z, or how long {word}, as PT2H or 2h"
         ) from None
 
 
@@ -191,6 +199,7 @@ def whereabouts(job: Whereabouts) -> Iterator[RenderableType]:
         "type": parked.type,
         "queue": parked.queue,
         "framework": parked.framework,
+        "state": job.state,
         "parked": f"{time_of(parked.parked_at)} UTC",
         "due": f"{time_of(parked.next_retry_at)} UTC",
         "reason": parked.reason,

@@ -16,7 +16,7 @@ from ..engine.runs import Override
 from ..errors import InvalidRetryPolicy
 from ..operations.dead_letters import DeadLetters
 from ..operations.letters import count
-from ..operations.operation import ON_RETRIES, Operation
+from ..operations.operation import ON_WAITING, Operation
 from ..operations.replaying import check_rate
 from ..rules.policy import check_partial
 from ..store import Letter
@@ -59,10 +59,10 @@ from .printing import (
     time_of,
 )
 
-group = group_of("operations", "Operations on many letters or parked retries: list, stop, resume.")
+group = group_of("operations", "Operations on many letters or waiting jobs: list, stop, resume.")
 
 #: The past of each action.
-DONE = {"replay": "replayed", "purge": "deleted", "run": "made due", "cancel": "cancelled"}
+DONE = {"replay": "replayed", "purge": "deleted", "run": "made due", "move": "moved", "cancel": "cancelled"}
 
 Id = Annotated[str, Argument(metavar="ID", help="The operation's id.")]
 
@@ -148,7 +148,7 @@ def _row(operation: Operation, time: Callable[[datetime | None], str] = time_of)
 def _progress(operation: Operation) -> str:
     stayed = f", {operation.failed:,} stayed" if operation.failed else ""
     number = operation.succeeded
-    what = counted(number, "retry", "retries") if operation.action in ON_RETRIES else letter_count(number)
+    what = counted(number, "job", "jobs") if operation.action in ON_WAITING else letter_count(number)
     became = f" ({operation.jobs})" if operation.jobs and operation.succeeded else ""
     return f"{what} {DONE[operation.action]}{became}{stayed}"
 

@@ -18,7 +18,7 @@ from ..errors import ConfigurationError
 from ..operations.audit import Record
 from ..operations.health import SECONDS
 from . import __doc__ as about
-from . import dead_letters, operations, plan, policy, retries
+from . import dead_letters, operations, plan, policy, waiting
 from .commands import (
     ID_HELP,
     INCOMPLETE,
@@ -34,10 +34,17 @@ from .finding import CELERY_APP, Place
 from .letters import WHEN, time_from, whereabouts
 from .printing import Listing, answer, brief_time_of, plain, say, show, table, time_of
 
-_GROUPS = (dead_letters, retries, operations, policy)
 _EXIT_CODES = " ".join((about or "").partition("\n\n")[2].split())
 #: The panels of the help, in the order in which a user needs them.
 _BEFORE, _FAILED, _RUNNING = "Before you install", "Failed jobs", "Running"
+_GROUPS = {
+    dead_letters.group: _FAILED,
+    waiting.RETRIES.group: _FAILED,
+    operations.group: _FAILED,
+    waiting.ALL.group: _RUNNING,
+    waiting.SCHEDULED.group: _RUNNING,
+    policy.group: _BEFORE,
+}
 
 program = group_of(
     "ojs-bridge",
@@ -47,9 +54,8 @@ program = group_of(
 program.info.epilog = (
     f"Start with: ojs-bridge plan MODULE:APP (changes nothing, needs no store). {_EXIT_CODES}"
 )
-for module in _GROUPS:
-    panel = _BEFORE if module is policy else _FAILED
-    program.add_typer(module.group, epilog=_EXIT_CODES, rich_help_panel=panel)
+for made, panel in _GROUPS.items():
+    program.add_typer(made, epilog=_EXIT_CODES, rich_help_panel=panel)
 command(dead_letters.group, "replay", changes=True)(operations.replay)
 command(program, "plan", panel=_BEFORE)(plan.plan)
 
@@ -75,7 +81,7 @@ def job(
     job_id: Annotated[str, Argument(metavar="ID", help=f"The job's id, {ID_HELP}")],
     as_json: AsJson = False,
 ) -> None:
-    """Show where a job is, its attempts and errors: its dead letter or its parked retry.
+    """Show where a job is, its attempts and errors: its dead letter, or as it waits.
 
     The store does not know a job that waits in the broker, runs, has succeeded or was dropped.
     """
@@ -127,7 +133,7 @@ def run_under_celery(app: Any, group: str, words: Sequence[str]) -> None:
     """Run a command of a group with an app's own bridge, and exit."""
     _escape_what_no_terminal_can_show()
     CELERY_APP.set(app)
-    [chosen] = (module.group for module in _GROUPS if module.group.info.name == group)
+    [chosen] = (made for made in _GROUPS if made.info.name == group)
     typer.main.get_command(chosen).main([*words], prog_name=f"celery {group}")
 
 
@@ -172,7 +178,7 @@ def audit(
     who: Annotated[
         str | None, Option(help="Only of this name, or of a pattern such as *@shop.example")
     ] = None,
-    action: Annotated[str | None, Option(help="Only this action, or a pattern such as retry.*")] = None,
+    action: Annotated[str | None, Option(help="Only this action, or a pattern such as waiting.*")] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
     as_json: AsJson = False,

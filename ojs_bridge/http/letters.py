@@ -40,7 +40,7 @@ from .requests import (
     PurgeQuery,
     Replay,
     ReplayOne,
-    RetriesQuery,
+    WaitingQuery,
 )
 from .routes import Operation, answers
 from .shapes import Pagination
@@ -328,7 +328,7 @@ class Retries:
         self._bridge = bridge
 
     @answers(RETRIES, "GET", "/retries")
-    def list(self, query: RetriesQuery) -> shapes.ParkedPage:
+    def list(self, query: WaitingQuery) -> shapes.ParkedPage:
         """List parked retries, the next one due first."""
         where = query.where()
         if query.offset and not where.is_plain:
@@ -341,7 +341,7 @@ class Retries:
             return self._bridge.retries.count() if where == EVERYTHING else None
 
         page, place = page_of(read, query, total)
-        jobs = [cast(shapes.Parked, listed(parked.to_ojs())) for parked in page.retries]
+        jobs = [cast(shapes.Parked, listed(parked.to_ojs())) for parked in page.jobs]
         return {"jobs": jobs, "total": place["total"], "pagination": place}
 
     @answers(RETRIES, "POST", "/retries/{id}/run")

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from ..bridge import Bridge
 from ..errors import NotResumable, OperationNotFound, StoreError
 from ..operations.bulk import Preview
-from ..operations.operation import ON_RETRIES, Action, Operation, action_from_json, action_to_json
+from ..operations.operation import ON_WAITING, Action, Operation, action_from_json, action_to_json
 from ..operations.replaying import Bulk
 from ..rules.job import format_time
 from . import shapes
@@ -81,6 +81,7 @@ class Operations:
                 override=dict(body.override or ()),
                 rate=body.rate,
                 stop_if_failing=body.stop_if_failing,
+                at=body.at,
             )
 
         return self._carried_out(begin)
@@ -153,7 +154,7 @@ def _shown(operation: Operation) -> shapes.BulkOperation:
 
 def unconfirmed(action: Action, preview: Preview) -> Refusal:
     """Return the refusal of a change without consent; its details have the number, the types, the filter."""
-    what = "parked retries" if action in ON_RETRIES else "dead letters"
+    what = "waiting jobs" if action in ON_WAITING else "dead letters"
     return invalid(
         f"confirm: must be true; {preview.matched} {what} are matched",
         matched=preview.matched,

@@ -120,13 +120,13 @@ class RatesQuery(Asked):
 
 
 class Choice(RatesQuery):
-    """A choice of dead letters or of parked retries that the store can count."""
+    """A choice of dead letters or of waiting jobs that the store can count."""
 
     error_type: Pattern | None = None
 
     def where(self) -> store.Filter:
         """Return the filter as the library takes it."""
-        fields: Any = {name: getattr(self, name, None) for name in Filter.model_fields}
+        fields: Any = {name: getattr(self, name, None) for name in AnyFilter.model_fields}
         return store.Filter(**fields)
 
 
@@ -140,6 +140,12 @@ class Filter(Counted):
     """A choice of dead letters."""
 
     text: Word | None = None
+
+
+class AnyFilter(Filter):
+    """A choice of dead letters, or of waiting jobs."""
+
+    kind: store.Kind | None = None
 
 
 class Paging(Asked):
@@ -189,10 +195,17 @@ class GroupsQuery(Counted):
     cursor: Annotated[str, Field(pattern="^[0-9]{1,5}$", description=_NEXT)] | None = None
 
 
-class RetriesQuery(Choice, Paging):
-    """A page of parked retries; `since` and `until` are times of the parking."""
+class WaitingQuery(Choice, Paging):
+    """A page of waiting jobs; `since` and `until` are times of the parking."""
 
     text: Word | None = None
+    kind: store.Kind | None = None
+
+
+class Move(Change):
+    """Another time for a job that waits."""
+
+    at: Time
 
 
 class Since(Limited):
@@ -284,11 +297,13 @@ class Override(Asked):
 
 
 class Begin(Purge):
-    """A bulk operation on the letters of a filter, or of some ids."""
+    """A bulk operation on the letters or waiting jobs of a filter, or of some ids; `at` is for a move."""
 
     model_config = ConfigDict(json_schema_extra={"required": ["action", "confirm"]})
 
+    filter: AnyFilter | None = None
     action: JsonAction
+    at: Time | None = None
     ids: Annotated[list[Word], Field(min_length=1, max_length=MAX_IDS)] | None = None
     override: Override | None = None
     rate: Rate | None = None
@@ -300,7 +315,7 @@ class Begin(Purge):
     def _is_possible(self) -> Self:
         override = dict(self.override or ())
         action = action_from_json(self.action)
-        check(action, self.ids, override, self.rate, self.stop_if_failing, self.where())
+        check(action, self.ids, override, self.rate, self.stop_if_failing, self.at, self.where())
         return self
 
 

@@ -195,7 +195,8 @@ class Jobs(TypedDict):
 class BulkOperation(TypedDict):
     """A bulk operation; `ids` is the number of its ids, `changes` the names of what its override changes.
 
-    `succeeded` counts the letters or retries with which it is done. `jobs` says what became of replayed ones.
+    `at` is the time of a move. `succeeded` counts the letters or jobs with which it is done. `jobs` says what
+    became of replayed ones.
     """
 
     id: str
@@ -208,6 +209,7 @@ class BulkOperation(TypedDict):
     changes: list[str]
     rate: float | None
     stop_if_failing: float | None
+    at: Time | None
     total: Count | None
     matched: Count
     succeeded: Count

@@ -87,7 +87,7 @@ class Record:
 
     `subject` says on what: ids, a filter, an operation, the names of changed fields. `outcome` is `begun`,
     `done` or `failed`; that of a bulk operation is the operation's state. `count` is the number of letters or
-    retries, None where it is not known. `error` says why the action failed.
+    jobs, None where it is not known. `error` says why the action failed.
     """
 
     id: str

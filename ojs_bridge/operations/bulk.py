@@ -1,4 +1,4 @@
-"""Bulk operations on many letters or parked retries, which any process may see, stop and resume.
+"""Bulk operations on many letters or waiting jobs, which any process may see, stop and resume.
 
 An operation is a document in the store. The process that began it carries it out, and writes its progress
 there. Another process may ask it to stop. An operation that its process has left is interrupted, and may be
@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
 from typing_extensions import Unpack
@@ -20,16 +21,16 @@ from typing_extensions import Unpack
 from ..engine.context import Context
 from ..engine.runs import Override
 from ..errors import NotResumable, StoreError, Unreachable
-from ..rules.job import Job
+from ..rules.job import Job, format_time
 from ..store import EVERYTHING, Fields, Filter, Letter
 from .audit import Audit, uninterrupted
 from .dead_letters import DeadLetters
 from .letters import page_size
-from .operation import ON_RETRIES, RECORDED, Action, Ledger, Operation, State, check
-from .parked_retries import ParkedRetries
+from .operation import ON_WAITING, RECORDED, Action, Ledger, Operation, State, check
 from .replaying import MAX_ERRORS, Bulk
+from .waiting import Waiting, due_from
 
-#: More parked retries are not read for their job types.
+#: More waiting jobs are not read for their job types.
 MANY = 10_000
 #: The seconds between two writings of the progress, and between two looks for jobs that have failed.
 SAVED, LOOKED = 1.0, 2.0
@@ -50,9 +51,9 @@ class Preview:
 class Operations:
     """The bulk operations of one bridge. Its methods raise StoreError; without a store ConfigurationError."""
 
-    def __init__(self, context: Context, letters: DeadLetters, retries: ParkedRetries, audit: Audit) -> None:
+    def __init__(self, context: Context, letters: DeadLetters, waiting: Waiting, audit: Audit) -> None:
         self._context, self._ledger = context, Ledger(context)
-        self.letters, self.retries = letters, retries
+        self.letters, self.waiting = letters, waiting
         letters.carry_out = self._to_its_end
         self._audit = audit
 
@@ -65,19 +66,20 @@ class Operations:
         override: Mapping[str, Any] | None = None,
         rate: float | None = None,
         stop_if_failing: float | None = None,
+        at: datetime | None = None,
         **fields: Unpack[Fields],
     ) -> Operation:
-        """Write a new operation on the letters of a filter, or of some ids; `run` carries it out.
+        """Write a new operation on the letters or jobs of a filter, or of some ids; `run` carries it out.
 
         `override` and `rate` are as for `DeadLetters.replay_all`. `stop_if_failing` is a share from 0 to 1:
         the operation stops when a larger share of the newest jobs has failed an attempt; jobs without an
-        outcome do not count. Raises ValueError and InvalidRetryPolicy.
+        outcome do not count. `at` is as for `Waiting.move`. Raises ValueError and InvalidRetryPolicy.
         """
         where = replace(where, **fields)
-        check(action, ids, override, rate, stop_if_failing, where)
+        check(action, ids, override, rate, stop_if_failing, at, where)
         now = self._ledger.now()
         if ids is None:
-            is_quick = where.is_plain if action in ON_RETRIES else where.text is None
+            is_quick = where.is_plain if action in ON_WAITING else where.text is None
             total = self.count(action, where) if is_quick else None
             where = where.until_now(now)
         else:
@@ -94,6 +96,7 @@ class Operations:
             Override.of(override).to_ojs(),
             rate,
             stop_if_failing,
+            at and max(due_from(at), now),
             total,
         )
         return self._write(operation, ids)
@@ -102,6 +105,8 @@ class Operations:
         self._ledger.forget_older(operation)
         subject: dict[str, Any] = {"filter": operation.kind} if ids is None else {"ids": ids}
         subject |= {"operation": operation.id, "changes": sorted(operation.override)}
+        if operation.at:
+            subject["at"] = format_time(operation.at)
         with self._audit.recording(RECORDED[operation.action], **subject) as entry:
             entry.outcome = operation.state
             operation = replace(operation, record=entry.id)
@@ -119,7 +124,7 @@ class Operations:
         raised. One that is interrupted ends as `stopped`. Raises NotResumable when another process has taken
         the operation up.
         """
-        running = Running(operation, self._ledger, self._audit, self.letters, self.retries, progress)
+        running = Running(operation, self._ledger, self._audit, self.letters, self.waiting, progress)
         return self._ledger.with_jobs([running.to_its_end()])[0]
 
     def _to_its_end(
@@ -205,30 +210,30 @@ class Operations:
         return letters, more
 
     def count(self, action: Action, where: Filter = EVERYTHING, **fields: Unpack[Fields]) -> int:
-        """Count the letters or retries of a filter that an action would reach; raises ValueError."""
+        """Count the letters or jobs of a filter that an action would reach; raises ValueError."""
         where = replace(where, **fields)
-        return self.retries.count(where) if action in ON_RETRIES else self.letters.replay_all(where).matched
+        return self.waiting.count(where) if action in ON_WAITING else self.letters.replay_all(where).matched
 
     def preview(self, action: Action, where: Filter = EVERYTHING, **fields: Unpack[Fields]) -> Preview:
         """Return what an action would reach now, with a filter that leaves out what comes later.
 
-        `by_type` is None for more than ten thousand parked retries that are chosen by queue and type alone:
-        they are not read. Dead letters with a text, and other parked retries, are. Raises ValueError.
+        `by_type` is None for more than ten thousand waiting jobs that are chosen by queue, type and kind
+        alone: they are not read. Dead letters with a text, and other waiting jobs, are. Raises ValueError.
         """
         where = replace(where, **fields)
         now = where.until_now(self._ledger.now())
-        if action not in ON_RETRIES:
+        if action not in ON_WAITING:
             stats = self.letters.stats(now)
             return Preview(stats.total, stats.by_type, now)
-        total = self.retries.count(where) if where.is_plain else None
+        total = self.waiting.count(where) if where.is_plain else None
         if total is not None and total > MANY:
             return Preview(total, None, now)
-        types = Counter(each.type for page, _ in self.retries.pages(now, None) for each in page)
+        types = Counter(each.type for page, _ in self.waiting.pages(now, None) for each in page)
         return Preview(types.total(), types, now)
 
 
 class _Paged(Protocol[Entries_co]):
-    """Dead letters, or parked retries, in pages that each have the cursor after them."""
+    """Dead letters, or waiting jobs, in pages that each have the cursor after them."""
 
     def pages(self, where: Filter, cursor: str | None) -> Iterator[tuple[Entries_co, str | None]]: ...
 
@@ -250,10 +255,10 @@ class Running:
         ledger: Ledger,
         audit: Audit,
         letters: DeadLetters,
-        retries: ParkedRetries,
+        waiting: Waiting,
         progress: Callable[[Operation], object] | None,
     ) -> None:
-        self._ledger, self._audit, self._letters, self._retries = ledger, audit, letters, retries
+        self._ledger, self._audit, self._letters, self._waiting = ledger, audit, letters, waiting
         self._before = self._now = self._page = operation
         self._progress = progress
         self._saved_at = self._looked_at = time.monotonic()
@@ -287,11 +292,15 @@ class Running:
             replayer = self._letters.replayer(self._sent, asked.id)
             replayer.many(self._pages(self._letters), override, rate=asked.rate, progress=self._note)
         else:
-            due = asked.began_at if asked.action == "run" else None
-            self._retries.change_pages(self._pages(self._retries), due, self._note)
+            due = asked.began_at if asked.action == "run" else asked.at
+            pages = self._pages(self._waiting)
+            if asked.at and asked.ids is None:
+                # What was moved comes again on a later page.
+                pages = ([each for each in page if each.next_retry_at != due] for page in pages)
+            self._waiting.change_pages(pages, due, self._note)
 
     def _pages(self, source: _Paged[Entries_co]) -> Iterator[Entries_co]:
-        """Yield pages of letters or retries from the cursor on; the cursor moves when a page is done."""
+        """Yield pages of letters or jobs from the cursor on; the cursor moves when a page is done."""
         asked = self._now
         if asked.ids is None:
             pages = source.pages(asked.where, asked.cursor)
@@ -352,11 +361,11 @@ class Running:
         raise _Stopped("an operator stopped it")
 
     def _resumable(self, operation: Operation) -> Operation:
-        """Return an operation without the counts of entries that `run` meets again from its cursor on."""
+        """Return an operation without the counts of entries that it meets again from its cursor on."""
         if operation.state == "done":
             return operation
         page, succeeded = self._page, operation.succeeded
-        if operation.action == "run":
+        if operation.action == "run" or (operation.at and operation.ids is not None):
             succeeded = page.succeeded
         matched = page.matched + succeeded - page.succeeded
         return replace(

@@ -85,17 +85,18 @@ class DeadLetters:
         return self._shown(self._get(letter_id))
 
     def find(self, letter_id: str) -> Letter | None:
-        """Return a dead letter, or None."""
-        letter = self._letters.get(letter_id)
+        """Return a dead letter, or None; raises LetterNotFound for a job that has several."""
+        letter = self._found(letter_id)
         return None if letter is None else self._shown(letter)
 
     def id_of(self, text: str) -> str:
-        """Return the id of a dead letter that is this text, or else the only one that begins with it.
+        """Return the id of the dead letter of a job, or else the only one that begins with this text.
 
         The text has four characters at least. Without such an id it is returned as it is. Raises ValueError
-        that names the ids, where there are several.
+        that names the ids, where there are several, and LetterNotFound where a job has several.
         """
-        return text if self._letters.get(text) else only_id(text, self._letters.ids_beginning)
+        letter = self._found(text)
+        return letter.id if letter else only_id(text, self._letters.ids_beginning)
 
     @uninterrupted()
     def replay(self, letter_id: str, **changes: Unpack[Changes]) -> Job:
@@ -333,17 +334,18 @@ class DeadLetters:
         return Replayer(self._context, sent, operation)
 
     def _get(self, letter_id: str) -> Letter:
-        letter = self._letters.get(letter_id)
-        if letter is not None:
+        if letter := self._found(letter_id):
+            return letter
+        raise LetterNotFound(f"there is no dead letter {letter_id!r}")
+
+    def _found(self, letter_id: str) -> Letter | None:
+        if letter := self._letters.get(letter_id):
             return letter
         # The id of a job finds a letter with more after that id, too, if it is the only one.
         of_job = self._letters.ids_beginning(f"{letter_id}~", 2)
         if len(of_job) > 1:
             raise LetterNotFound(f"job {letter_id!r} has more dead letters than one: {' and '.join(of_job)}")
-        letter = self._letters.get(of_job[0]) if of_job else None
-        if letter is None:
-            raise LetterNotFound(f"there is no dead letter {letter_id!r}")
-        return letter
+        return self._letters.get(of_job[0]) if of_job else None
 
     def _counted(self, where: Filter) -> Bulk:
         where = where.until_now(self._clock())

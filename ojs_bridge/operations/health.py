@@ -287,7 +287,7 @@ def _backlog(backlogs: Mapping[str, Sequence[Backlog]], workers: Workers) -> Che
 
 
 def _retries(parked: ParkedJobs, now: datetime) -> Check:
-    first = parked.list(EVERYTHING, limit=1, cursor=None).retries
+    first = parked.list(EVERYTHING, limit=1, cursor=None).jobs
     if not first:
         return Check("ok", "none is parked", {"oldest_due_at": None})
     due = first[0].next_retry_at

@@ -1,4 +1,4 @@
-"""What operations read: letters and retries of a filter, their pages, redaction, the lines of an export."""
+"""What operations read: letters and jobs of a filter, their pages, redaction, the lines of an export."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ def without_text(where: Filter, what: str) -> Filter:
 
 
 def without_group(where: Filter) -> Filter:
-    """Return a filter of parked retries; raises ValueError for one with a group."""
+    """Return a filter of waiting jobs; raises ValueError for one with a group."""
     if where.group is not None:
-        raise ValueError(f"group: {where.group!r}: parked retries are in none; leave it out")
+        raise ValueError(f"group: {where.group!r}: waiting jobs are in none; leave it out")
     return where
 
 
 def is_among(job: Letter | Parked, at: datetime, where: Filter) -> bool:
-    """Return whether a filter has a dead letter or a parked retry; its text is not looked at.
+    """Return whether a filter has a dead letter or a waiting job; its text is not looked at.
 
-    `at` is when the letter died, or the retry was parked.
+    `at` is when the letter died, or the job was parked.
     """
     return (
         (where.queue is None or job.queue == where.queue)
@@ -87,7 +87,7 @@ def says(letter: Letter, text: str | None, redactor: Redactor) -> bool:
 
 
 def said(job: Letter | Parked) -> str:
-    """Return the arguments and error messages, and the reason of a retry, as one casefolded text."""
+    """Return the arguments and error messages, and the reason of a waiting job, as one casefolded text."""
     reading = job.reading
     words = [reading.args, reading.kwargs, [entry.get("message") for entry in job.errors]]
     words += [job.reason] if isinstance(job, Parked) else []
@@ -113,7 +113,7 @@ def shown(letter: Letter, redactor: Redactor) -> Letter:
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """What the store knows of a job: its dead letter, or its parked retry, redacted."""
+    """What the store knows of a job: its dead letter, or the job as it waits, redacted."""
 
     entry: Letter | Parked
 
@@ -125,7 +125,7 @@ class Whereabouts:
     @property
     def attempts(self) -> int:
         """The number of attempts that have begun."""
-        # A parked retry has the attempt that is to come.
+        # A waiting job has the attempt that is to come.
         return self.entry.attempt - 1 if isinstance(self.entry, Parked) else self.entry.attempt
 
     @property
@@ -134,7 +134,7 @@ class Whereabouts:
         return self.entry.errors
 
     def to_ojs(self) -> dict[str, Any]:
-        """Return the detail of the letter or of the retry, by the shape of `/admin/jobs/{id}`."""
+        """Return the detail of the letter or of the waiting job, by the shape of `/admin/jobs/{id}`."""
         job = self.entry.to_ojs()
         policy = job.get("policy") or job.get("retry")
         job |= {"specversion": "1.0", "created_at": job["metadata"].get("created_at")}
@@ -147,21 +147,21 @@ class Jobs:
     def __init__(
         self,
         letter: Callable[[str], Letter | None],
-        retry: Callable[[str], Parked | None],
+        waiting: Callable[[str], Parked | None],
         *ids: Callable[[str], str],
     ) -> None:
-        self._letter, self._retry, self._ids = letter, retry, ids
+        self._letter, self._waiting, self._ids = letter, waiting, ids
 
     def get(self, job_id: str) -> Whereabouts:
-        """Return where a job is, its attempts and errors; raises JobNotFound.
+        """Return where a job is, its attempts and errors; raises NotFound.
 
         The store does not know a job that waits in the broker, runs, has succeeded or was dropped.
         """
-        known = [entry for entry in (self._letter(job_id), self._retry(job_id)) if entry is not None]
+        known = [entry for entry in (self._letter(job_id), self._waiting(job_id)) if entry is not None]
         if not known:
             raise JobNotFound(
-                f"there is no dead letter and no parked retry of job {job_id!r}: it waits in the broker, "
-                "runs, has succeeded or was dropped"
+                f"there is no dead letter {job_id!r}, and no such job waits in the store: it waits in the "
+                "broker, runs, has succeeded or was dropped"
             )
         return Whereabouts(max(known, key=lambda entry: entry.fence))
 

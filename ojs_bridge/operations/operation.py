@@ -17,24 +17,26 @@ from ..store import EVERYTHING, Document, Documents, Filter, from_ms, to_ms
 from .letters import every_page, without_group
 from .replaying import check_rate
 
-Action: TypeAlias = Literal["replay", "purge", "run", "cancel"]
+Action: TypeAlias = Literal["replay", "purge", "run", "move", "cancel"]
 #: An action in JSON and in the store: there the specification calls a replay `retry`.
-JsonAction: TypeAlias = Literal["retry", "purge", "run", "cancel"]
+JsonAction: TypeAlias = Literal["retry", "purge", "run", "move", "cancel"]
 #: The ids of an operation are a document of their own, so that the progress is short.
 KIND, IDS = "operation", "operation-ids"
 #: An operation whose progress is older was left by its process. A batch may wait long for its broker.
 STALE = timedelta(minutes=5)
 #: How long the store keeps operations.
 KEPT = timedelta(days=30)
-#: The actions on parked retries; the others are on dead letters.
-ON_RETRIES = ("run", "cancel")
+#: The actions on what waits; the others are on dead letters.
+ON_WAITING = ("run", "move", "cancel")
 #: The names of the actions in the audit.
 RECORDED: Mapping[Action, str] = {
     "replay": "dead_letter.replay",
     "purge": "dead_letter.delete",
-    "run": "retry.run",
-    "cancel": "retry.cancel",
+    "run": "waiting.run",
+    "move": "waiting.move",
+    "cancel": "waiting.cancel",
 }
+_TIMES = ("began_at", "updated_at", "at")
 State: TypeAlias = Literal["running", "stopping", "interrupted", "stopped", "failed", "done"]
 
 #: The most ids of an operation.
@@ -84,10 +86,11 @@ class Jobs:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A bulk operation: dead letters are replayed or purged, or parked retries are run now or cancelled.
+    """A bulk operation: dead letters are replayed or purged, or what waits is run now, moved or cancelled.
 
-    `ids` is the number of ids that were chosen, None where a filter chose. `total` is the number of letters
-    or retries that matched in the beginning, None where they were not counted. `succeeded` is the number of
+    `ids` is the number of ids that were chosen, None where a filter chose. `at` is the time of a move.
+    `total` is the number of letters or waiting jobs that matched in the beginning, None where they were not
+    counted. `succeeded` is the number of
     those with which the operation was done: of a replay, the number of jobs that were sent. `jobs` says what
     became of these. `why` says what ended it. `record` is the id of its record in the audit, of its beginning
     or its last resumption; `recorded` is how many had succeeded before that.
@@ -103,6 +106,7 @@ class Operation:
     override: Mapping[str, Any] = field(default_factory=dict)
     rate: float | None = None
     stop_if_failing: float | None = None
+    at: datetime | None = None
     total: int | None = None
     matched: int = 0
     succeeded: int = 0
@@ -117,7 +121,7 @@ class Operation:
 
     @property
     def where(self) -> Filter:
-        """The filter of its letters or retries, as `kind` has it in JSON.
+        """The filter of its letters or waiting jobs, as `kind` has it in JSON.
 
         Raises ValueError for a filter of a newer version.
         """
@@ -139,8 +143,7 @@ class Operation:
             "changes": sorted(self.override),
             "died_again": self.jobs.died_again if self.jobs else 0,
             "errors": [{"job_id": letter_id, "error": why} for letter_id, why in self.errors],
-            "began_at": format_time(self.began_at),
-            "updated_at": format_time(self.updated_at),
+            **{name: format_time(at) for name in _TIMES if (at := getattr(self, name))},
         }
 
 
@@ -160,6 +163,7 @@ def check(
     override: Mapping[str, Any] | None,
     rate: float | None,
     stop_if_failing: float | None,
+    at: datetime | None,
     where: Filter,
 ) -> None:
     """Raise ValueError for an operation that cannot be, and InvalidRetryPolicy."""
@@ -177,8 +181,7 @@ def check(
         raise ValueError(f"override: it must be JSON: {error}") from None
     if action != "replay" and (changes or rate or stop_if_failing is not None):
         raise ValueError(f"action: a {action} has no override, no rate and no stop_if_failing")
-    if action in ON_RETRIES:
-        without_group(where)
+    _check_choice(action, at, where)
     if stop_if_failing is None:
         return
     if not (isinstance(stop_if_failing, int | float) and 0 <= stop_if_failing < 1):
@@ -188,6 +191,15 @@ def check(
             f"stop_if_failing: {stop_if_failing!r} needs a rate, so that the first jobs end before the last "
             "are sent"
         )
+
+
+def _check_choice(action: Action, at: datetime | None, where: Filter) -> None:
+    if (action == "move") != (at is not None):
+        raise ValueError(f"at: {at!r}: a {action} has {'a' if action == 'move' else 'no'} time")
+    if action in ON_WAITING:
+        without_group(where)
+    elif where.kind:
+        raise ValueError(f"kind: {where.kind!r}: dead letters have none; leave it out")
 
 
 class Ledger:
@@ -238,7 +250,7 @@ class Ledger:
     def _read(self, document: Document) -> Operation:
         known = {name: value for name, value in document.body.items() if name in Operation.__slots__}
         known["action"] = action_from_json(known["action"])
-        known["updated_at"] = parse_time(known["updated_at"])
+        known |= {name: parse_time(known[name]) for name in _TIMES if known.get(name)}
         known["errors"] = tuple(map(tuple, known["errors"]))
         operation = Operation(**known, began_at=document.at, revision=document.revision)
         # No operation is kept for longer, however slow it is.
@@ -252,7 +264,7 @@ class Ledger:
         body = {
             **asdict(operation),
             "action": action_to_json(operation.action),
-            "updated_at": format_time(operation.updated_at),
+            **{name: format_time(at) for name in _TIMES if (at := getattr(operation, name))},
         }
         del body["revision"], body["began_at"], body["jobs"]
         return self.documents.write(

@@ -215,15 +215,15 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class ParkedPage:
-    """Parked retries, the next one due first, and the cursor of the next page; None on the last page."""
+    """Parked jobs, the next one due first, and the cursor of the next page; None on the last page."""
 
-    retries: tuple[Parked, ...]
+    jobs: tuple[Parked, ...]
     next_cursor: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Claimed retries. Until the claim ends, no other caller gets them."""
+    """Claimed jobs. Until the claim ends, no other caller gets them."""
 
     claim: str
     retries: tuple[Parked, ...]

@@ -153,10 +153,10 @@ class VirtualTime:
 
     @property
     def parked(self) -> tuple[Parked, ...]:
-        """The retries that wait in the store, the next one due first."""
-        read = self.bridge.retries.list
+        """The jobs that wait in the store, the next one due first."""
+        read = self.bridge.waiting.list
         pages = every_page(lambda cursor: read(limit=MAX_PAGE, cursor=cursor))
-        return tuple(retry for page in pages for retry in page.retries)
+        return tuple(parked for page in pages for parked in page.jobs)
 
     def run(self) -> Job:
         """Run all that there is to run, and jump over every delay; return the job that began first.
@@ -224,8 +224,8 @@ class VirtualTime:
         """Deliver a message, or jump to the time at which the next is due; False if there is none."""
         if self._hand_out():
             return True
-        # When the scheduler next has a retry to publish.
-        first = self.bridge.retries.list(limit=1).retries
+        # When the scheduler next has a job to publish.
+        first = self.bridge.waiting.list(limit=1).jobs
         parked = max(first[0].next_retry_at, self._tries_again) if first else None
         due = min((due for due in (self._agenda.next_due(), parked) if due), default=None)
         if due is None or (until is not None and due > until):

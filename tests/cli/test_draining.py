@@ -101,15 +101,15 @@ def test_draining_all(app: App) -> None:
     due = app.bridge.retries.get("a").next_retry_at.timestamp()
     refused = app.drain()
     assert refused.code == 2
-    assert "Publish 2 retries of the store of" in refused.err
+    assert "Publish 2 jobs of the store of" in refused.err
     assert "now, as delayed messages?" in refused.err
     done = app.drain("--yes")
-    assert (done.code, done.out, done.err) == (0, "2 retries published\n", "")
+    assert (done.code, done.out, done.err) == (0, "2 jobs published\n", "")
     messages = app.delayed()
     assert set(messages) == {"a", "b"}
     assert 0 <= messages["a"].options["eta"] - due * 1000 <= 1000
     assert (messages["a"].options["retries"], messages["a"].options["ojs"]["attempt"]) == (1, 2)
-    assert app.drain("--yes").out == "0 retries published\n"
+    assert app.drain("--yes").out == "0 jobs published\n"
 
 
 def test_draining_some(app: App) -> None:
@@ -134,11 +134,11 @@ def test_what_stays_is_told(app: App) -> None:
     store.parked.claim(["theirs"], now=now, until=now + CLAIM)
     done = app.drain("--yes")
     assert done.code == 1
-    assert "0 retries published" in done.out
+    assert "0 jobs published" in done.out
     assert "broken" in done.out
     assert "JSON" in done.out or "Decode" in done.out
-    assert "staying: 1 retry that others" in done.err
-    assert "staying: 1 retry of celery" in done.err
+    assert "staying: 1 job that others" in done.err
+    assert "staying: 1 job of celery" in done.err
     assert app.bridge.retries.count() == 3
 
 
@@ -147,7 +147,7 @@ def test_celery_s(app: App) -> None:
     """Each message has its whole `eta`, which workers without the bridge do not renew."""
     app.park("a", message=celery_message("a", 7), framework="celery")
     due = app.bridge.retries.get("a").next_retry_at
-    assert app.drain("--yes").out == "1 retry published\n"
+    assert app.drain("--yes").out == "1 job published\n"
     with app.module.app.connection_for_read() as connection:
         headers = connection.channel().basic_get("celery").headers
     assert datetime.fromisoformat(headers["eta"]) == due

@@ -46,7 +46,7 @@ def test_all_commands_are_there() -> None:
     panels = {
         "Before you install": ("plan", "policy"),
         "Failed jobs": ("job", "dead-letters", "retries", "operations"),
-        "Running": ("serve", "health", "audit", "mark"),
+        "Running": ("serve", "health", "audit", "mark", "waiting", "scheduled"),
     }
     for panel, names in panels.items():
         told = told.partition(f"─ {panel} ─")[2]
@@ -249,7 +249,7 @@ def test_a_job_is_asked_for_in_one_place(store: str) -> None:
     dead, waits = bridge.jobs.get("j-dead-1"), bridge.jobs.get("j-parked-1")
     assert (dead.state, dead.attempts, len(dead.errors)) == ("discarded", 3, 2)
     assert (waits.state, waits.attempts, len(waits.errors)) == ("retryable", 1, 1)
-    with pytest.raises(JobNotFound, match="no dead letter and no parked retry of job 'j-none'"):
+    with pytest.raises(JobNotFound, match="no dead letter 'j-none', and no such job waits in the store"):
         bridge.jobs.get("j-none")
     for job, words in (
         ("j-dead", ("j-dead-1", "down again", "3 of 3")),

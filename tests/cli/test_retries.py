@@ -34,7 +34,7 @@ def parked(store: str) -> Bridge:
 def test_a_retry_without_a_limit(parked: Bridge, store: str) -> None:
     """The output has a word, not a number of nineteen digits."""
     assert parked.store is not None
-    [one] = parked.store.parked.list(Filter("default", "billing.charge"), limit=9, cursor=None).retries
+    [one] = parked.store.parked.list(Filter("default", "billing.charge"), limit=9, cursor=None).jobs
     parked.store.parked.park(replace(one, id="r-9", key="r-9", max_attempts=LARGEST))
     told = run("retries", "list", store=store).out
     assert "2 (no limit)" in told
@@ -67,14 +67,14 @@ def test_running_and_cancelling(parked: Bridge, store: str) -> None:
     assert parked.retries.get("r-2").next_retry_at <= parked.engine.now()
     refused = run("retries", "cancel", "r-0", store=store)
     assert refused.code == 2
-    assert "Cancel 1 retry in sqlite:" in refused.err
+    assert "Cancel 1 parked retry in sqlite:" in refused.err
     done = run("retries", "cancel", "r-0", "nobody", "--yes", "--json", store=store)
     assert done.code == 1
     assert done.json == [
         {"id": "r-0", "cancelled": True},
-        {"id": "nobody", "error": "there is no parked retry of job 'nobody'"},
+        {"id": "nobody", "error": "there is no parked retry 'nobody'"},
     ]
-    assert [r.id for r in parked.retries.list().retries] == ["r-2", "r-1"]
+    assert [r.id for r in parked.retries.list().jobs] == ["r-2", "r-1"]
     assert parked.retries.get("r-1").next_retry_at > before
 
 
@@ -94,4 +94,4 @@ def test_none_and_unknown(store: str) -> None:
     Bridge(store).dead_letters.stats()
     assert run("retries", "list", store=store).out == "no parked retries\n"
     ran = run("retries", "run", "nobody", store=store)
-    assert (ran.code, ran.err) == (1, "nobody: there is no parked retry of job 'nobody'\n")
+    assert (ran.code, ran.err) == (1, "nobody: there is no parked retry 'nobody'\n")

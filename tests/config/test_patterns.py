@@ -68,7 +68,7 @@ def test_whatever_is_stored(full: Bridge) -> None:
     for pattern, types in LANGUAGE.items():
         wanted = sorted(types)
         assert sorted(found.type for found in full.dead_letters.list(type=pattern).letters) == wanted, pattern
-        assert sorted(found.type for found in full.retries.list(type=pattern).retries) == wanted, pattern
+        assert sorted(found.type for found in full.retries.list(type=pattern).jobs) == wanted, pattern
         assert sorted(found.type for found in full.retries.drainable([pattern])) == wanted, pattern
         assert full.retries.count(type=pattern) == len(wanted), pattern
     assert full.retries.drain(["*.charge"]).published == 3

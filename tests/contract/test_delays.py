@@ -26,7 +26,7 @@ def test_a_delay_waits_in_the_store_and_its_job_runs_once_on_time(fleet: Fleet) 
     """Its producer publishes nothing."""
     sent = fleet.bridge.engine.now()
     job = fleet.send("act", "ok", delay=3)
-    (waiting,) = fleet.bridge.scheduled.list().retries
+    (waiting,) = fleet.bridge.scheduled.list().jobs
     assert (waiting.id, waiting.attempt, waiting.max_attempts, waiting.queue) == (job, 1, 3, fleet.queue)
     assert sent + timedelta(seconds=3) <= waiting.next_retry_at <= sent + timedelta(seconds=3 + fleet.late)
     assert (waiting.to_ojs()["state"], fleet.bridge.jobs.get(job).attempts) == ("scheduled", 0)
@@ -45,7 +45,7 @@ def test_a_worker_takes_over_the_delay_of_a_producer_without_the_bridge(fleet: F
     job = fleet.put_delayed(due)
     eventually(lambda: fleet.bridge.scheduled.count() == 1, what="a parked delay")
     eventually(lambda: fleet.left() == 0, what="an empty queue")
-    (waiting,) = fleet.bridge.scheduled.list().retries
+    (waiting,) = fleet.bridge.scheduled.list().jobs
     assert waiting.id == job
     assert abs(waiting.next_retry_at - due) < timedelta(milliseconds=2)
     fleet.replace().await_ready()

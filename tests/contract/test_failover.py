@@ -31,7 +31,7 @@ def test_jobs_outlive_the_master_of_broker_and_store(made: Made, watched: Watche
     ended = fleet.send("act", "ok")
     assert end(fleet, ended).type == "job.completed"
     parked = fleet.send("act", raises(OSError, "down"), "ok", policy={"initial_interval": "PT5M"})
-    eventually(lambda: fleet.bridge.retries.list().retries, what="a parked retry")
+    eventually(lambda: fleet.bridge.retries.list().jobs, what="a parked retry")
     gate = f"{fleet.queue}-gate"
     running = [fleet.send("act", waits_for(gate)) for _ in range(2)]
     await_runs(fleet, *running)

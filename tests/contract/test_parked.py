@@ -10,7 +10,7 @@ import pika
 import pytest
 from pika.exceptions import ChannelClosedByBroker
 
-from ojs_bridge import Bridge, RetryNotFound
+from ojs_bridge import Bridge, JobNotFound
 from ojs_bridge.store import Parked
 from tests.contract.fleet import Fleet, end
 from tests.contract.steps import raises
@@ -23,7 +23,7 @@ def parked(fleet: Fleet) -> tuple[str, Parked]:
     """A job that has failed once, and its retry, which is parked and was told of."""
     job = fleet.send("act", raises(OSError, "first"), "second", policy=FAR)
     eventually(lambda: [event.type for event in fleet.events(job)][-1:] == ["job.retrying"])
-    (found,) = fleet.bridge.retries.list().retries
+    (found,) = fleet.bridge.retries.list().jobs
     return job, found
 
 
@@ -56,7 +56,7 @@ def test_a_parked_retry_that_is_cancelled_never_runs(fleet: Fleet) -> None:
     assert (len(fleet.runs(job)), fleet.bridge.retries.count()) == (1, 0)
     eventually(lambda: fleet.events(job)[-1].type == "job.cancelled", what="the event of the end")
     for act in (fleet.bridge.retries.run, fleet.bridge.retries.cancel):
-        with pytest.raises(RetryNotFound, match=f"there is no parked retry of job '{job}'"):
+        with pytest.raises(JobNotFound, match=f"there is no parked retry '{job}'"):
             act(job)
 
 

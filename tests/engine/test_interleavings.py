@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ojs_bridge import Bridge, RetryNotFound, StorageRetry, StoreError
+from ojs_bridge import Bridge, JobNotFound, StorageRetry, StoreError
 from ojs_bridge.engine import heartbeat
 from ojs_bridge.engine.reservations import ASK_AGAIN
 from ojs_bridge.engine.runs import Drop, Lost, Onward, Postpone, Run
@@ -399,7 +399,7 @@ def test_a_retry_that_has_begun_is_not_cancelled(bridges: list[Bridge]) -> None:
     retry = retry_of(JOB, first.engine.now())
     park(first, run(first, JOB), retry)
     begun = run(second, retry)
-    with pytest.raises(RetryNotFound):
+    with pytest.raises(JobNotFound):
         first.retries.cancel(JOB.id)
     assert first.store.parked.count() == 1
     second.engine.settling.settle(begun, Complete())

@@ -115,7 +115,7 @@ def test_a_job_that_is_due_later_waits(bridge: Bridge, broker: Broker, begin: Ca
         put(bridge, given, "now")
     eventually(lambda: broker.published == ["now"], seconds=8)
     bridge.engine.outbox.close()
-    assert [each.id for each in bridge.retries.list().retries] == ["later"]
+    assert [each.id for each in bridge.retries.list().jobs] == ["later"]
 
 
 def test_a_job_that_the_broker_does_not_take_is_left_to_the_workers(

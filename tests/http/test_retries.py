@@ -81,7 +81,7 @@ def test_many_are_found_run_and_cancelled(kind: str, request: pytest.FixtureRequ
     assert ([job["id"] for job in listed["jobs"]], listed["pagination"]["total"]) == (["r-3"], None)
     asked = {"action": "run", "filter": {"error_type": "auth.*"}}
     counted = refused(door.client.post(OPERATIONS, json=asked), 400, "invalid_request")
-    assert (counted["details"]["matched"], "5 parked retries" in counted["message"]) == (5, True)
+    assert (counted["details"]["matched"], "5 waiting jobs" in counted["message"]) == (5, True)
     assert sum(counted["details"]["by_type"].values()) == 5
     assert ended(door, begin(door, **asked)["id"])["succeeded"] == 5
     assert due(door.bridge) == {f"r-{n}" for n in (1, 3, 5, 7, 9)}

@@ -146,7 +146,7 @@ def test_outside_the_canary_a_parked_retry_is_parked_again(unique: str, tmp_path
     ojs = header(attempt=2, next_retry_at=in_seconds(600))
     job = hand.send("auto", "ok", retries=1, headers={"ojs": ojs})
     hand.deliver_all()
-    assert [parked.id for parked in bridge.retries.list().retries] == [job]
+    assert [parked.id for parked in bridge.retries.list().jobs] == [job]
     bridge.retries.run(job)
     bridge.start()
     try:

@@ -183,7 +183,7 @@ def test_an_id_that_is_not_text_is_one_job_wherever_it_is_named(on_valkey: Fleet
     job = fleet.app.AsyncResult(text)
 
     def is_parked() -> bool:
-        return any(parked.id == text for parked in fleet.bridge.retries.list().retries)
+        return any(parked.id == text for parked in fleet.bridge.retries.list().jobs)
 
     eventually(is_parked, seconds=30, what="the parked retry")
     fleet.bridge.retries.run(text)

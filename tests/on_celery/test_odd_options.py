@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ojs_bridge import LetterNotFound, RetryNotFound
+from ojs_bridge import JobNotFound, LetterNotFound
 from tests.contract.steps import OPAQUE, an, retries
 from tests.on_celery.fleet import Fleet
 from tests.servers import eventually
@@ -33,7 +33,7 @@ def buried(fleet: Fleet, job_id: str) -> bool:
 
 
 def parked(fleet: Fleet, job_id: str) -> bool:
-    with suppress(RetryNotFound):
+    with suppress(JobNotFound):
         return bool(fleet.bridge.retries.get(job_id))
     return False
 
@@ -51,11 +51,11 @@ def test_what_a_broker_does_not_take_is_kept(fleet: Fleet, delay: float) -> None
     if delay > 60:
         for odd, job_id in jobs.items():
             eventually(lambda job_id=job_id: kept(job_id), seconds=30, what=f"{odd} kept")
-            with suppress(RetryNotFound):
+            with suppress(JobNotFound):
                 fleet.bridge.retries.run(job_id)
     for odd in ODD:
         eventually(lambda odd=odd: buried(fleet, jobs[odd]), seconds=30, what=f"a letter of {odd}")
     for missing in MISSING:
         eventually(lambda missing=missing: kept(jobs[missing]), seconds=30, what=f"{missing} kept")
-        with suppress(RetryNotFound):
+        with suppress(JobNotFound):
             fleet.bridge.retries.cancel(jobs[missing])

@@ -127,7 +127,7 @@ def test_whatever_a_task_asks_for_its_job_is_not_lost(unique: str, tmp_path: Pat
     bridge = attach(hand.app)
     jobs = {wish: hand.send("asks", wish) for wish in ODD}
     hand.deliver_all()
-    for parked in bridge.retries.list().retries:
+    for parked in bridge.retries.list().jobs:
         bridge.retries.run(parked.id)
     bridge.start()
     eventually(lambda: bridge.retries.count() == 0, what="published retries")

@@ -140,7 +140,7 @@ def test_a_retry_while_the_broker_blinks(
     monkeypatch.setattr(Producer, "publish", refuse)
     hand.deliver_all()
     assert hand.runs(job) == [0]
-    ended = hand.notes[-1][0], [parked.id for parked in bridge.retries.list().retries]
+    ended = hand.notes[-1][0], [parked.id for parked in bridge.retries.list().jobs]
     assert ended == (("ack", [job]) if bridged else ("reject", []))
 
 

@@ -179,7 +179,7 @@ def test_under_a_policy_a_retry_takes_that_way_too(unique: str, tmp_path: Path, 
         job = sync.apply_async((7,)).id
         assert usual.deliver()
         if parks:
-            (parked,) = bridge.retries.list().retries
+            (parked,) = bridge.retries.list().jobs
             assert json.loads(parked.message["body"])[1] == {"trace": 1}
             bridge.retries.run(job)
             bridge.start()

@@ -68,7 +68,7 @@ def test_a_job_is_sent_though_the_broker_is_away(url: str) -> None:
     with of_psycopg(url) as given:
         job = act.apply_async(ojs_in=given)
     bridge.engine.close()
-    assert [each.id for each in bridge.scheduled.list().retries] == [job.id]
+    assert [each.id for each in bridge.scheduled.list().jobs] == [job.id]
 
 
 def test_what_cannot_be_a_part_of_a_transaction_is_refused(url: str, tmp_path: Any) -> None:

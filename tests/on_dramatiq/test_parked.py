@@ -33,7 +33,7 @@ def fails_once(n: int) -> str:
 def parked(fleet: Fleet, job: Sent) -> Parked:
     """Wait until a job's retry is parked, and its message gone from the broker."""
     eventually(lambda: fleet.bridge.retries.count() and fleet.heard.types(job.id)[-1:] == ["job.retrying"])
-    (found,) = fleet.bridge.retries.list().retries
+    (found,) = fleet.bridge.retries.list().jobs
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ojs_bridge import Bridge, Event, LetterNotFound, Retention
-from ojs_bridge.errors import RetryNotFound, StoreError, Unpublishable, Unreachable
+from ojs_bridge.errors import JobNotFound, StoreError, Unpublishable, Unreachable
 from ojs_bridge.operations import audit, bulk
 from ojs_bridge.operations.audit import Actor, Record, acting
 from tests.lives import Outbox, bridge_with_outbox
@@ -76,9 +76,9 @@ def test_each_action_is_a_record(fleet: Lives) -> None:
         ("dead_letter.export", "done", 0),
         ("dead_letter.import", "done", 0),
         ("dead_letter.prune", "done", 0),
-        ("retry.run", "done", None),
-        ("retry.cancel", "done", None),
-        ("retry.drain", "done", 0),
+        ("waiting.run", "done", None),
+        ("waiting.cancel", "done", None),
+        ("waiting.drain", "done", 0),
     ]
     assert {(r.who, r.via, r.address, r.reason) for r in found} == {("ann", "http", "10.0.0.7", "ticket 12")}
     assert all(before - timedelta(milliseconds=1) <= r.at <= bridge.engine.now() for r in found)
@@ -136,7 +136,7 @@ def test_a_failure_is_a_record(small: Lives) -> None:
         bridge.dead_letters.delete("j-1")
     with pytest.raises(LetterNotFound):
         bridge.dead_letters.delete("nobody")
-    with pytest.raises(RetryNotFound):
+    with pytest.raises(JobNotFound):
         bridge.retries.run("nobody")
     assert [(r.outcome, r.error) for r in records(bridge)] == [
         ("failed", "dead letter 'j-1' is being replayed, or is gone"),

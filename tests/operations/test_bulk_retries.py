@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ojs_bridge import Bridge
-from ojs_bridge.operations import parked_retries
+from ojs_bridge.operations import waiting
 from tests.cli.running import run
 from tests.lives import bridge_with_outbox
 from tests.store.test_parked import parked
@@ -45,7 +45,7 @@ def bridge(url: str) -> Bridge:
 
 def due(bridge: Bridge) -> set[str]:
     now = bridge.engine.now()
-    return {found.id for found in bridge.retries.list().retries if found.next_retry_at <= now}
+    return {found.id for found in bridge.retries.list().jobs if found.next_retry_at <= now}
 
 
 @pytest.mark.parametrize(
@@ -61,12 +61,12 @@ def test_the_filters(bridge: Bridge, kind: Any, ids: list[int], monkeypatch: pyt
     """The pages have each match once, whatever their size; a page may have few, and still a cursor."""
     assert bridge.retries.count(**kind) == len(ids)
     for size in (1, 2, 50):
-        monkeypatch.setattr(parked_retries, "READ", size)
+        monkeypatch.setattr(waiting, "READ", size)
         found, cursor = list[str](), None
         while True:
             page = bridge.retries.list(limit=size, cursor=cursor, **kind)
-            assert len(page.retries) <= size
-            found += [retry.id for retry in page.retries]
+            assert len(page.jobs) <= size
+            found += [retry.id for retry in page.jobs]
             cursor = page.next_cursor
             if cursor is None:
                 break
@@ -76,7 +76,7 @@ def test_the_filters(bridge: Bridge, kind: Any, ids: list[int], monkeypatch: pyt
 def test_the_times_are_those_of_the_parking(bridge: Bridge) -> None:
     now = bridge.engine.now()
     since = bridge.retries.list(since=now - timedelta(minutes=2, seconds=30))
-    assert {found.id for found in since.retries} == {"r-0", "r-1", "r-2"}
+    assert {found.id for found in since.jobs} == {"r-0", "r-1", "r-2"}
     assert bridge.retries.count(until=now - timedelta(minutes=8, seconds=30)) == 1
     for wrong in ({"group": "0123456789abcdef"}, {"since": now.replace(tzinfo=None)}, {"type": ""}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
@@ -96,7 +96,7 @@ def test_many_run_now(bridge: Bridge) -> None:
     assert (done.state, done.matched, done.succeeded) == ("done", 5, 5)
     assert due(bridge) == {"late", "r-0", "r-2", "r-4", "r-6"}
     [record] = bridge.audit.list().records
-    assert (record.action, record.count, record.outcome) == ("retry.run", 5, "done")
+    assert (record.action, record.count, record.outcome) == ("waiting.run", 5, "done")
 
 
 def test_many_are_cancelled_by_their_ids(bridge: Bridge) -> None:
@@ -110,8 +110,8 @@ def test_many_are_cancelled_by_their_ids(bridge: Bridge) -> None:
     assert begun.total == 4
     done = listening.operations.run(begun)
     assert (done.matched, done.succeeded, done.failed) == (3, 2, 1)
-    assert done.errors == (("r-1", "the parked retry of job 'r-1' is being published, or is gone"),)
-    assert {found.id for found in bridge.retries.list().retries} == {f"r-{n}" for n in (1, *range(3, 10))}
+    assert done.errors == (("r-1", "parked retry 'r-1' is being published, or is gone"),)
+    assert {found.id for found in bridge.retries.list().jobs} == {f"r-{n}" for n in (1, *range(3, 10))}
     assert listening.flush(30)
     assert sorted(e.subject for e in heard if e.type == "job.cancelled") == ["r-0", "r-2"]
 
@@ -119,7 +119,7 @@ def test_many_are_cancelled_by_their_ids(bridge: Bridge) -> None:
 def test_it_is_stopped_and_resumed(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
     operations = bridge.operations
     for name, size in (("LOT", 2), ("READ", 3)):
-        monkeypatch.setattr(parked_retries, name, size)
+        monkeypatch.setattr(waiting, name, size)
     monkeypatch.setattr("ojs_bridge.operations.bulk.SAVED", 0)
     begun = operations.begin("cancel")
     assert begun.total == 10
@@ -134,7 +134,7 @@ def test_it_is_stopped_and_resumed(bridge: Bridge, monkeypatch: pytest.MonkeyPat
     [
         ({"override": {"queue": "x"}}, "action: a run has no override"),
         ({"rate": 1}, "action: a run has no override"),
-        ({"group": "0123456789abcdef"}, "group: '0123456789abcdef': parked retries are in none"),
+        ({"group": "0123456789abcdef"}, "group: '0123456789abcdef': waiting jobs are in none"),
     ],
 )
 def test_what_cannot_be(bridge: Bridge, asked: Any, told: str) -> None:
@@ -149,14 +149,14 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     listed = run("retries", "list", "--json", "--text", "answer 3", store=url).json
     assert [found["id"] for found in listed] == ["r-3"]
     refused = run("retries", "run", "--all", "--queue", "b", store=url)
-    assert (refused.code, "Run 3 retries in sqlite:" in refused.err) == (2, True)
+    assert (refused.code, "Run 3 parked retries in sqlite:" in refused.err) == (2, True)
     ran = run("retries", "run", "--all", "--queue", "b", "--yes", store=url)
-    assert (ran.code, ran.out) == (0, "3 retries made due\n")
+    assert (ran.code, ran.out) == (0, "3 jobs made due\n")
     assert due(bridge) == {"r-7", "r-8", "r-9"}
     ran = run(
         "retries", "cancel", "--all", "--error-type", "auth.*", "--yes", "--reason", "ticket 12", store=url
     )
-    assert (ran.code, ran.out) == (0, "5 retries cancelled\n")
+    assert (ran.code, ran.out) == (0, "5 jobs cancelled\n")
     assert bridge.audit.list().records[0].reason == "ticket 12"
     for words in (["run"], ["cancel", "r-0", "--all"], ["run", "r-0", "--queue", "b"]):
         wrong = run("retries", *words, store=url)

@@ -13,7 +13,7 @@ import pytest
 from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.engine.scheduler import CLAIM
 from ojs_bridge.errors import Unpublishable, Unreachable
-from ojs_bridge.operations.parked_retries import Drained
+from ojs_bridge.operations.waiting import Drained
 from ojs_bridge.rules.job import format_time
 from ojs_bridge.store import Parked, Store
 from tests.lives import FRAMEWORK, Outbox
@@ -48,7 +48,7 @@ class Fleet:
     @property
     def left(self) -> set[str]:
         """Return the jobs that are parked."""
-        return {parked.id for parked in self.bridge.retries.list().retries}
+        return {parked.id for parked in self.bridge.retries.list().jobs}
 
 
 @pytest.fixture
@@ -174,5 +174,5 @@ def test_many_are_published_in_lots(fleet: Fleet) -> None:
 
 def test_without_a_store_there_is_nothing_to_drain() -> None:
     """The error says why."""
-    with pytest.raises(ConfigurationError, match="parked retries need a store"):
+    with pytest.raises(ConfigurationError, match="waiting jobs need a store"):
         Bridge().retries.drain()

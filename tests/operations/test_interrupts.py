@@ -121,8 +121,9 @@ def test_an_operation_goes_on_where_ctrl_c_ended_it(
 ALONE: dict[str, Callable[[Bridge], object]] = {
     "dead_letter.replay": lambda bridge: bridge.dead_letters.replay(JOBS[0]),
     "dead_letter.delete": lambda bridge: bridge.dead_letters.delete(JOBS[0]),
-    "retry.run": lambda bridge: bridge.retries.run(JOBS[0]),
-    "retry.cancel": lambda bridge: bridge.retries.cancel(JOBS[0]),
+    "waiting.run": lambda bridge: bridge.retries.run(JOBS[0]),
+    "waiting.move": lambda bridge: bridge.retries.move(JOBS[0], bridge.engine.now()),
+    "waiting.cancel": lambda bridge: bridge.retries.cancel(JOBS[0]),
 }
 
 

@@ -615,7 +615,7 @@ def test_parked_retries_are_redacted(url: str) -> None:
     )  # fmt: skip
     assert bridge.store is not None
     bridge.store.parked.park(parked)
-    [listed] = bridge.retries.list().retries
+    [listed] = bridge.retries.list().jobs
     shown = [listed.to_ojs(), bridge.retries.get("j-1").to_ojs(), repr(listed)]
     assert SECRET not in json.dumps(shown)
     assert bridge.store.parked.get("j-1") == replace(parked)

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 
-from ojs_bridge import Bridge, ConfigurationError, Event, RetryNotFound, StorageRetry
+from ojs_bridge import Bridge, ConfigurationError, Event, JobNotFound, StorageRetry
 from ojs_bridge.engine import scheduler
 from ojs_bridge.engine.runs import Drop, Onward, Run
 from ojs_bridge.engine.scheduler import BATCH
@@ -91,10 +91,10 @@ def test_they_are_listed_in_pages(worker: Worker) -> None:
     assert retries.count() == 3
     first = retries.list(limit=2)
     rest = retries.list(limit=2, cursor=first.next_cursor)
-    assert [p.id for p in (*first.retries, *rest.retries)] == ["j-0", "j-1", "j-2"]
+    assert [p.id for p in (*first.jobs, *rest.jobs)] == ["j-0", "j-1", "j-2"]
     assert rest.next_cursor is None
-    assert [p.id for p in retries.list(type="a.*").retries] == ["j-0", "j-1"]
-    assert [p.id for p in retries.list(queue="one").retries] == ["j-0", "j-2"]
+    assert [p.id for p in retries.list(type="a.*").jobs] == ["j-0", "j-1"]
+    assert [p.id for p in retries.list(queue="one").jobs] == ["j-0", "j-2"]
     for limit in (0, 1001, "1"):
         with pytest.raises(ValueError, match="limit"):
             retries.list(limit=limit)  # type: ignore[arg-type]
@@ -180,7 +180,7 @@ def test_one_that_is_run_now_is_published_once(worker: Worker) -> None:
     assert parse_time(state["next_retry_at"]) <= worker.bridge.engine.now()
     assert (state["attempt"], len(state["errors"])) == (2, 1)
     eventually(lambda: worker.bridge.retries.count() == 1, what="it left the store")
-    with pytest.raises(RetryNotFound, match="no parked retry of job 'j-1'"):
+    with pytest.raises(JobNotFound, match="no parked retry 'j-1'"):
         worker.bridge.retries.run("j-1")
 
 
@@ -190,7 +190,7 @@ def test_one_that_is_cancelled_never_runs(worker: Worker) -> None:
     worker.bridge.retries.cancel("j-1")
     assert worker.bridge.retries.count() == 0
     for action in (worker.bridge.retries.get, worker.bridge.retries.run, worker.bridge.retries.cancel):
-        with pytest.raises(RetryNotFound):
+        with pytest.raises(JobNotFound):
             action("j-1")
     assert worker.bridge.flush(30)
     assert [event.type for event in worker.heard][-2:] == ["job.cancelled", "operator.action"]
@@ -285,7 +285,7 @@ def test_without_a_store_nothing_is_parked() -> None:
     """The error says why."""
     bridge = Bridge()
     assert not bridge.engine.storing.parks(bridge.engine.now() + timedelta(days=1))
-    with pytest.raises(ConfigurationError, match="parked retries need a store"):
+    with pytest.raises(ConfigurationError, match="waiting jobs need a store"):
         bridge.retries.list()
 
 

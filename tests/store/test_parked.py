@@ -67,7 +67,7 @@ def claimed(store: Store, **how: Any) -> list[str]:
 
 def keys(store: Store, where: Filter = EVERYTHING) -> list[str]:
     """The keys of the parked retries, as listed."""
-    return [retry.key for retry in store.parked.list(where, limit=1000, cursor=None).retries]
+    return [retry.key for retry in store.parked.list(where, limit=1000, cursor=None).jobs]
 
 
 def walk(store: Store, limit: int) -> Iterator[str]:
@@ -75,8 +75,8 @@ def walk(store: Store, limit: int) -> Iterator[str]:
     cursor = None
     while True:
         page = store.parked.list(EVERYTHING, limit=limit, cursor=cursor)
-        assert len(page.retries) <= limit
-        yield from (retry.key for retry in page.retries)
+        assert len(page.jobs) <= limit
+        yield from (retry.key for retry in page.jobs)
         cursor = page.next_cursor
         if cursor is None:
             return
@@ -93,7 +93,7 @@ def test_everything_of_a_retry_comes_back(store: Store) -> None:
     )
     store.parked.park(whole)
     assert store.parked.get("the job") == whole
-    assert store.parked.list(EVERYTHING, limit=5, cursor=None).retries == (whole,)
+    assert store.parked.list(EVERYTHING, limit=5, cursor=None).jobs == (whole,)
     assert claim(store).retries == (whole,)
 
 

@@ -120,7 +120,7 @@ def use_everything(store: Store) -> None:
     assert store.parked.reschedule(parked("j-2"), LATER)
     assert store.parked.cancel(parked("j-2"))
     assert store.parked.get("j-3") == parked("j-3")
-    assert store.parked.list(Filter(queue="default"), limit=5, cursor=None).retries == (parked("j-3"),)
+    assert store.parked.list(Filter(queue="default"), limit=5, cursor=None).jobs == (parked("j-3"),)
     assert store.parked.count() == 1
     assert reserve(store, Reservation("k-3", 0)) is Grant.TAKEN
     assert store.reservations.release(Settle(Reservation("k-3", 0), "w-1", KEEP))
@@ -336,8 +336,8 @@ def test_a_retry_parked_again_for_the_same_moment_is_in_every_index(own: Store) 
     own.parked.park(parked(queue="first"))
     own.parked.park(parked(queue="second"))
     for where in (Filter(), Filter(queue="second")):
-        assert own.parked.list(where, limit=5, cursor=None).retries == (parked(queue="second"),)
-    assert own.parked.list(Filter(queue="first"), limit=5, cursor=None).retries == ()
+        assert own.parked.list(where, limit=5, cursor=None).jobs == (parked(queue="second"),)
+    assert own.parked.list(Filter(queue="first"), limit=5, cursor=None).jobs == ()
     assert claim_due(own).retries == (parked(queue="second"),)
 
 

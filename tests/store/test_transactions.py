@@ -62,7 +62,7 @@ def store(url: str) -> Iterator[Store]:
 
 def names(store: Store) -> list[str]:
     """The ids of the jobs that wait."""
-    return [each.id for each in store.parked.list(EVERYTHING, limit=100, cursor=None).retries]
+    return [each.id for each in store.parked.list(EVERYTHING, limit=100, cursor=None).jobs]
 
 
 def test_a_job_is_there_once_its_transaction_has_committed(store: Store, url: str, begin: Begin) -> None:
@@ -101,7 +101,7 @@ def test_a_second_job_of_a_key_is_refused_and_does_not_take_the_place_of_the_fir
         store.join(given).park(parked("j-1", queue="first"))
         with pytest.raises(StoreError, match="job j-1 is not in the transaction: another one waits under"):
             store.join(given).park(parked("j-1", queue="second"))
-    assert [each.queue for each in store.parked.list(EVERYTHING, limit=9, cursor=None).retries] == ["first"]
+    assert [each.queue for each in store.parked.list(EVERYTHING, limit=9, cursor=None).jobs] == ["first"]
 
 
 def test_a_transaction_on_another_database_is_refused(

@@ -1,11 +1,11 @@
-"""The operator's view of parked retries: list, get, run now, cancel, drain."""
+"""What waits in the store, as an operator sees and steers it: list, get, run now, move, cancel, drain."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timezone
 from functools import partial
 
 from typing_extensions import Unpack
@@ -14,7 +14,8 @@ from ..engine.context import Context
 from ..engine.events import cancelled
 from ..engine.scheduler import CLAIM, UNPARK
 from ..engine.storing import job_of_parked
-from ..errors import RetryNotFound, Unreachable
+from ..errors import JobNotFound, Unreachable
+from ..rules.decision import later
 from ..rules.job import format_time
 from ..rules.notations import check_pattern, matches
 from ..store import EVERYTHING, KEEP, Fields, Filter, Kind, Parked, ParkedJobs, ParkedPage
@@ -33,12 +34,21 @@ from .letters import (
 )
 from .replaying import Bulk
 
-#: So many retries are changed between two looks at the progress.
+#: So many jobs are changed between two looks at the progress.
 LOT = 100
+#: What a job is called by its kind; without one it is any job that waits.
+WORDS: Mapping[Kind | None, tuple[str, str]] = {
+    "retry": ("parked retry", "parked retries"),
+    "scheduled": ("scheduled job", "scheduled jobs"),
+    None: ("waiting job", "waiting jobs"),
+}
 
 
-class ParkedRetries:
-    """The parked retries of a bridge. Every method raises ConfigurationError when the bridge has no store."""
+class Waiting:
+    """The jobs of a bridge that wait in the store: parked retries, scheduled jobs, or both.
+
+    Every method raises ConfigurationError when the bridge has no store.
+    """
 
     def __init__(self, context: Context, kind: Kind | None = None) -> None:
         self._context = context
@@ -53,11 +63,11 @@ class ParkedRetries:
         cursor: str | None = None,
         **fields: Unpack[Fields],
     ) -> ParkedPage:
-        """Return a page of the retries of a filter, the next one due first; its times are of the parking.
+        """Return a page of the jobs of a filter, the next one due first; its times are of the parking.
 
-        For anything but a queue and a type, a page searches 2,000 retries: it may have few, or none, and
+        For anything but a queue, a type and a kind, a page searches 2,000 jobs: it may have few, or none, and
         still a cursor. Raises ValueError for a limit outside 1 to 1000, for a cursor that no page has
-        returned, for a time without a zone, and for a group.
+        returned, for a time without a zone, for a group, and for a kind that is not of this view.
         """
         where, size = self._where(replace(where, **fields)), page_size(limit)
         step, looked, chosen = min(size, READ), 0, list[Parked]()
@@ -69,45 +79,58 @@ class ParkedRetries:
                 return ParkedPage(tuple(map(self._shown, chosen)), cursor)
 
     def get(self, job_id: str) -> Parked:
-        """Return a job's parked retry; raises RetryNotFound."""
+        """Return a job that waits; raises JobNotFound."""
         return self._shown(self._get(job_id))
 
     def find(self, job_id: str) -> Parked | None:
-        """Return a job's parked retry, or None."""
+        """Return a job that waits, or None."""
         parked = self._stored(job_id)
         return None if parked is None else self._shown(parked)
 
     def id_of(self, text: str) -> str:
-        """Return the id of a parked job that is this text, or the only one that begins with it."""
+        """Return the id of a waiting job that is this text, or the only one that begins with it."""
         return text if self._stored(text) else only_id(text, self._parked.ids_beginning)
 
     @uninterrupted()
     def run(self, job_id: str) -> None:
-        """Make a job's parked retry due now: a worker publishes it; raises RetryNotFound."""
+        """Make a job due now: a worker publishes it; raises JobNotFound."""
+        self._move("waiting.run", job_id, self._context.clock())
+
+    @uninterrupted()
+    def move(self, job_id: str, at: datetime) -> None:
+        """Make a job due at another time; one in the past is now.
+
+        Raises ValueError for what is no time with a zone, or too late, and JobNotFound.
+        """
+        due = due_from(at)
+        self._move("waiting.move", job_id, due, at=format_time(due))
+
+    def _move(self, action: str, job_id: str, due: datetime, **subject: object) -> None:
         parked = self._get(job_id)
-        with self._audit.recording("retry.run", ids=[job_id]):
-            if not self._parked.reschedule(parked, self._context.clock()):
-                raise _gone(job_id)
+        with self._audit.recording(action, ids=[job_id], **subject):
+            if not self._parked.reschedule(parked, max(due, self._context.clock())):
+                raise _gone(parked)
 
     @uninterrupted()
     def cancel(self, job_id: str) -> None:
-        """Delete a job's parked retry: the job never runs again; raises RetryNotFound."""
+        """Delete a job: it never runs again; raises JobNotFound."""
         parked = self._get(job_id)
-        with self._audit.recording("retry.cancel", ids=[job_id]):
+        with self._audit.recording("waiting.cancel", ids=[job_id]):
             if not self._change(parked, None):
-                raise _gone(job_id)
+                raise _gone(parked)
 
     def drain(
         self, tasks: Sequence[str] = (), *, progress: Callable[[int], object] = lambda _: None
     ) -> Drained:
-        """Publish parked retries now, delayed by their framework until they are due: the store is not needed.
+        """Publish all that waits now, delayed by its framework until it is due: the store is not needed.
 
-        `tasks` are patterns of job types, such as `billing.*`; without them all retries are published.
-        Retries that are parked meanwhile are published, too. `progress` is called with the number published
-        so far. Raises StoreError and Unreachable, and ValueError for an invalid pattern.
+        That is every kind, whatever this view shows. `tasks` are patterns of job types, such as `billing.*`;
+        without them all jobs are published. Those that are parked meanwhile are published, too.
+        `progress` is called with the number published so far. Raises StoreError and Unreachable, and
+        ValueError for an invalid pattern.
         """
         _check(tasks)
-        with self._audit.recording("retry.drain", tasks=[*tasks]) as entry:
+        with self._audit.recording("waiting.drain", tasks=[*tasks]) as entry:
             entry.add(0)
 
             def note(published: int) -> None:
@@ -117,19 +140,19 @@ class ParkedRetries:
             return Draining(self._context, tasks, note).run()
 
     def drainable(self, tasks: Sequence[str] = ()) -> Iterator[Parked]:
-        """Return the retries that `drain` would publish, in the order of their time; raises as `drain`."""
+        """Return the jobs that `drain` would publish, in the order of their time; raises as `drain`."""
         _check(tasks)
-        return map(self._shown, Draining(self._context, tasks).retries())
+        return map(self._shown, Draining(self._context, tasks).jobs())
 
     def count(self, where: Filter = EVERYTHING, **fields: Unpack[Fields]) -> int:
-        """Count the parked retries of a filter; for anything but a queue and a type it reads them all."""
+        """Count the jobs of a filter; for anything but a queue, a type and a kind it reads them all."""
         where = self._where(replace(where, **fields))
         if where.is_plain:
             return self._parked.count(where)
         return sum(len(page) for page, _ in self.pages(where, None))
 
     def pages(self, where: Filter, cursor: str | None) -> Iterator[tuple[Sequence[Parked], str | None]]:
-        """Yield pages of retries as they are stored, the next due first, each with the cursor after it."""
+        """Yield pages of jobs as they are stored, the next due first, each with the cursor after it."""
         where = self._where(where)
         for page in every_page(lambda at: self._parked.list(where, limit=READ, cursor=at or cursor)):
             yield self._chosen(page, where), page.next_cursor
@@ -137,45 +160,46 @@ class ParkedRetries:
     def pages_of_ids(
         self, ids: Sequence[str], cursor: str | None
     ) -> Iterator[tuple[Sequence[Parked], str | None]]:
-        """Yield the retries of some jobs as they are stored, each page with the cursor after it."""
+        """Yield the jobs of some ids as they are stored, each page with the cursor after it."""
         return pages_of_ids(self._stored, ids, cursor)
 
     def change_pages(
         self, pages: Iterable[Sequence[Parked]], due: datetime | None, progress: Callable[[Bulk], object]
     ) -> None:
-        """Make pages of retries due at a time, or cancel them where it is None.
+        """Make pages of jobs due at a time, or cancel them where it is None.
 
-        `progress` is called with the outcome so far. All get the same time, so that none comes again on a
-        later page.
+        `progress` is called with the outcome so far.
         """
         done = Bulk(0)
         for lot in (page[at : at + LOT] for page in pages for at in range(0, len(page), LOT)):
             with uninterrupted():
-                wrong = [(it.id, str(_gone(it.id))) for it in lot if not self._change(it, due)]
+                wrong = [(it.id, str(_gone(it))) for it in lot if not self._change(it, due)]
                 done = done.plus(len(lot), wrong)
                 progress(done)
 
     def _change(self, parked: Parked, due: datetime | None) -> bool:
+        now = self._context.clock()
         if due is not None:
-            return parked.next_retry_at <= due or self._parked.reschedule(parked, due)
+            is_there = max(parked.next_retry_at, now) == max(due, now)
+            return is_there or self._parked.reschedule(parked, due)
         # The broker may have its message, too, and a user's own delay may be sent again under the same id.
-        drop_until = max(self._context.clock(), parked.next_retry_at) + KEEP if parked.fence else None
-        if not self._parked.cancel(parked, drop_until=drop_until):
+        last = later(max(now, parked.next_retry_at), KEEP.total_seconds())
+        if not self._parked.cancel(parked, drop_until=last if parked.fence else None):
             return False
-        self._context.emit(cancelled(job_of_parked(parked), self._context.clock()))
+        self._context.emit(cancelled(job_of_parked(parked), now))
         return True
 
     def _where(self, where: Filter) -> Filter:
         """Return a filter of the kind of this view; raises ValueError for a group, or another kind."""
         if self._kind and where.kind not in (None, self._kind):
-            raise ValueError(f"kind: {where.kind!r}: these are {self._kind}")
+            raise ValueError(f"kind: {where.kind!r}: these are {WORDS[self._kind][1]}")
         return without_group(replace(where, kind=self._kind or where.kind))
 
     def _chosen(self, page: ParkedPage, where: Filter) -> Sequence[Parked]:
-        """Return the retries of a page that a filter chooses; the store knows only queue and type."""
+        """Return the jobs of a page that a filter chooses; the store knows only queue, type and kind."""
         return [
             parked
-            for parked in page.retries
+            for parked in page.jobs
             if is_among(parked, parked.parked_at, where)
             and (where.text is None or where.text.casefold() in said(self._shown(parked)))
         ]
@@ -187,11 +211,11 @@ class ParkedRetries:
     def _get(self, job_id: str) -> Parked:
         parked = self._stored(job_id)
         if parked is None:
-            raise RetryNotFound(f"there is no parked retry of job {job_id!r}")
+            raise JobNotFound(f"there is no {WORDS[self._kind][0]} {job_id!r}")
         return parked
 
     def _shown(self, parked: Parked) -> Parked:
-        """Return the redacted retry."""
+        """Return the redacted job."""
         if not self._context.redactor:
             return parked
         message, secrets = self._context.redactor.message(parked.message)
@@ -200,7 +224,7 @@ class ParkedRetries:
 
     @property
     def _parked(self) -> ParkedJobs:
-        return self._context.store_for("parked retries").parked
+        return self._context.store_for("waiting jobs").parked
 
 
 def _check(tasks: Sequence[str]) -> None:
@@ -208,17 +232,26 @@ def _check(tasks: Sequence[str]) -> None:
         check_pattern("tasks", pattern)
 
 
-def _gone(job_id: str) -> RetryNotFound:
-    return RetryNotFound(f"the parked retry of job {job_id!r} is being published, or is gone")
+def _gone(parked: Parked) -> JobNotFound:
+    return JobNotFound(f"{WORDS[parked.kind][0]} {parked.id!r} is being published, or is gone")
+
+
+def due_from(at: datetime) -> datetime:
+    """Return the time to which a job is moved, in whole milliseconds; raises ValueError."""
+    if not (isinstance(at, datetime) and at.tzinfo):
+        raise ValueError(f"at: {at!r} must be a time with a zone")
+    try:
+        return later(at.astimezone(timezone.utc), 0)
+    except OverflowError:
+        raise ValueError(f"at: {at} must be in the years 1 to 9999 of UTC") from None
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """The outcome of a drain: the number of retries that were published, and the retries that stay.
+    """The outcome of a drain: the number of jobs that were published, and the jobs that stay.
 
-    `failed` has the errors by job id. `held` counts retries that another process is publishing, or that
-    workers have parked again. `others` counts retries by framework, where this process has no app of the
-    framework.
+    `failed` has the errors by job id. `held` counts jobs that another process is publishing, or that workers
+    have parked again. `others` counts jobs by framework, where this process has no app of the framework.
     """
 
     published: int
@@ -228,7 +261,7 @@ class Drained:
 
 
 class Draining:
-    """A drain of the retries whose job types match one of the patterns `tasks`, or of all retries."""
+    """A drain of the jobs whose types match one of the patterns `tasks`, or of all jobs."""
 
     def __init__(
         self,
@@ -237,7 +270,7 @@ class Draining:
         progress: Callable[[int], object] = lambda _: None,
     ) -> None:
         self._context = context
-        self._parked = context.store_for("parked retries").parked
+        self._parked = context.store_for("waiting jobs").parked
         self._publishers = context.publishers
         self._tasks = tasks or ("*",)
         self._progress = progress
@@ -245,27 +278,27 @@ class Draining:
         self._failed: dict[str, str] = {}
         self._published = 0
 
-    def retries(self) -> Iterator[Parked]:
-        """Return the retries that would be published, the next one due first; raises StoreError."""
+    def jobs(self) -> Iterator[Parked]:
+        """Return the jobs that would be published, the next one due first; raises StoreError."""
         return (parked for page in self._pages() for parked in page if parked.framework in self._publishers)
 
     def run(self) -> Drained:
-        """Publish in passes, until a pass can claim no retry; raises StoreError, Unreachable.
+        """Publish in passes, until a pass can claim no job; raises StoreError, Unreachable.
 
-        Each retry is tried once: workers that park it again must not keep the drain running.
+        Each job is tried once: workers that park it again must not keep the drain running.
         """
         while sum(map(self._publish, self._pages())):
             pass
         return self._drained()
 
     def _pages(self) -> Iterator[list[Parked]]:
-        """Yield pages of the retries that match, of every framework."""
+        """Yield pages of the jobs that match, of every framework."""
         read = partial(self._parked.list, EVERYTHING, limit=MAX_PAGE)
         for page in every_page(lambda cursor: read(cursor=cursor)):
-            yield [p for p in page.retries if any(matches(p.type, pattern) for pattern in self._tasks)]
+            yield [p for p in page.jobs if any(matches(p.type, pattern) for pattern in self._tasks)]
 
     def _publish(self, page: Sequence[Parked]) -> int:
-        """Publish the retries of a page that can be claimed; return their number."""
+        """Publish the jobs of a page that can be claimed; return their number."""
         keys = [p.key for p in page if p.framework in self._publishers and self._is_new(p)]
         lots = (keys[start : start + UNPARK] for start in range(0, len(keys), UNPARK))
         return sum(map(self._publish_lot, lots))
@@ -277,7 +310,7 @@ class Draining:
         published: list[Parked] = []
         try:
             for parked in due.retries:
-                # After the end of the claim another process may publish the same retries.
+                # After the end of the claim another process may publish the same jobs.
                 if time.monotonic() < ends and self._is_new(parked) and self._publish_one(parked):
                     published.append(parked)
         finally:
@@ -291,7 +324,7 @@ class Draining:
             self._publishers[parked.framework].publish(parked, state, due=at)
         except Unreachable:
             raise
-        except Exception as error:  # noqa: BLE001 - one bad retry must not stop the others
+        except Exception as error:  # noqa: BLE001 - one bad job must not stop the others
             self._failed[parked.id] = str(error) or repr(error)
             return False
         finally:

@@ -1,0 +1,270 @@
+"""`ojs-bridge retries`, `scheduled` and `waiting`: what waits in the store, or one kind of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from typing import Annotated, TypeAlias
+
+from typer import Argument, Option
+
+from ..operations import waiting
+from ..operations.letters import Whereabouts
+from ..operations.operation import Action
+from ..operations.waiting import WORDS, Drained
+from ..rules.policy import attempts_in_words
+from ..store import Kind, Parked
+from .commands import (
+    ID_HELP,
+    INCOMPLETE,
+    All,
+    AsJson,
+    Cursor,
+    DryRun,
+    Limit,
+    Yes,
+    ask,
+    command,
+    each,
+    found_of,
+    group_of,
+    listed,
+    show_entries,
+    whole,
+)
+from .finding import Place
+from .letters import LATER, Choice, time_to, whereabouts
+from .operations import carry_out
+from .printing import (
+    Listing,
+    answer,
+    brief_ids,
+    brief_time_of,
+    brief_type,
+    counted,
+    error_in_words,
+    progress_bar,
+    say,
+    show,
+    show_json,
+    table,
+    time_of,
+)
+
+SomeIds: TypeAlias = Annotated[list[str] | None, Argument(metavar="[ID...]", help=f"A job's id, {ID_HELP}")]
+Every: TypeAlias = Annotated[bool, Option("--all", help="All that the filters choose, or all there are.")]
+
+
+class Waiting:
+    """The commands of a group, which serve one kind of what waits in the store, or both."""
+
+    def __init__(self, name: str, kind: Kind | None, does: str) -> None:
+        self._kind, self._name, self._words = kind, name, WORDS[kind]
+        self.group = group_of(name, does)
+        command(self.group, "list")(self.list)
+        command(self.group, "show")(self.show)
+        for changes in (self.run, self.move, self.cancel):
+            command(self.group, changes.__name__, changes=True)(changes)
+
+    def list(
+        self,
+        place: Place,
+        chosen: Choice,
+        limit: Limit = 50,
+        cursor: Cursor = None,
+        everything: All = False,
+        as_json: AsJson = False,
+    ) -> None:
+        """List what waits, the next one due first; if there is more, a cursor goes to stderr."""
+        read = partial(self._of(place).list, chosen.where(place.bridge.engine.now()))
+        pages = listed(read, limit, cursor, everything=everything)
+        jobs = (parked for page in pages for parked in page.jobs)
+        show_entries(jobs, self._table, f"no {self._words[1]}", as_json=as_json)
+
+    def show(
+        self,
+        place: Place,
+        job_id: Annotated[str, Argument(metavar="ID", help=f"A job's id, {ID_HELP}")],
+        as_json: AsJson = False,
+    ) -> None:
+        """Show a job that waits: when it is due, and why it waits."""
+        view = self._of(place)
+        found = Whereabouts(view.get(view.id_of(job_id)))
+        answer(found.to_ojs(), *whereabouts(found), as_json=as_json)
+
+    def run(
+        self,
+        place: Place,
+        chosen: Choice,
+        ids: SomeIds = None,
+        everything: Every = False,
+        yes: Yes = False,
+        as_json: AsJson = False,
+    ) -> int | None:
+        """Let the fleet's workers publish what waits now; asks for all that the filters choose."""
+        if _by_filter("run", ids, chosen, everything=everything):
+            return self._do_all(place, "run", chosen, yes=yes, as_json=as_json)
+        view = self._of(place)
+        return each(whole(ids or (), view.id_of), view.run, "due", as_json=as_json)
+
+    def move(
+        self,
+        place: Place,
+        chosen: Choice,
+        to: Annotated[str, Option(help=f"{LATER}. A time in the past is now.")],
+        ids: SomeIds = None,
+        everything: Every = False,
+        yes: Yes = False,
+        as_json: AsJson = False,
+    ) -> int | None:
+        """Let what waits be due at another time; asks for all that the filters choose."""
+        at = time_to("to", to, place.bridge.engine.now())
+        if _by_filter("move", ids, chosen, everything=everything):
+            return self._do_all(place, "move", chosen, at=at, yes=yes, as_json=as_json)
+        view = self._of(place)
+        return each(whole(ids or (), view.id_of), partial(view.move, at=at), "moved", as_json=as_json)
+
+    def cancel(
+        self,
+        place: Place,
+        chosen: Choice,
+        ids: SomeIds = None,
+        everything: Every = False,
+        yes: Yes = False,
+        as_json: AsJson = False,
+    ) -> int | None:
+        """Delete what waits: these jobs never run again; asks."""
+        if _by_filter("cancel", ids, chosen, everything=everything):
+            return self._do_all(place, "cancel", chosen, yes=yes, as_json=as_json)
+        view = self._of(place)
+        ids = whole(ids or (), view.id_of)
+        parked = [*found_of(view.get, ids)]
+        if parked:
+            ask(f"Cancel {counted(len(parked), *self._words)} in {place}?", self._table(parked), yes=yes)
+        return each(ids, view.cancel, "cancelled", as_json=as_json)
+
+    def _of(self, place: Place) -> waiting.Waiting:
+        """Return the view of the bridge, which has the name of the group."""
+        view: waiting.Waiting = getattr(place.bridge, self._name)
+        return view
+
+    def _do_all(
+        self,
+        place: Place,
+        action: Action,
+        chosen: Choice,
+        *,
+        at: datetime | None = None,
+        yes: bool,
+        as_json: bool,
+    ) -> int | None:
+        bulk, where = place.bridge.operations, chosen.where(place.bridge.engine.now())
+        where = replace(where, kind=self._kind)
+        if number := bulk.count(action, where):
+            to = f" to {time_of(at)} UTC" if at else ""
+            ask(f"{action.capitalize()} {counted(number, *self._words)} in {place}{to}?", yes=yes)
+        return carry_out(place, bulk.begin(action, where, at=at), as_json=as_json)
+
+    def _table(self, jobs: Sequence[Parked]) -> Listing:
+        return jobs_table(jobs, with_kind=self._kind is None)
+
+
+def jobs_table(jobs: Sequence[Parked], *, with_kind: bool) -> Listing:
+    """Return a table of what waits."""
+    ids, kind = brief_ids([parked.id for parked in jobs]), ("kind",) * with_kind
+    whole_rows = ((parked.id, *(parked.kind,) * with_kind, *_row(parked)) for parked in jobs)
+    brief_rows = (
+        (brief_id, *(parked.kind,) * with_kind, *_brief_row(parked))
+        for brief_id, parked in zip(ids, jobs, strict=True)
+    )
+    return Listing(
+        table(("id", *kind, "due (UTC)", "type", "queue", "attempt", "reason", "error"), whole_rows),
+        table(("id", *kind, "due (UTC)", "type", "error"), brief_rows),
+    )
+
+
+ALL = Waiting("waiting", None, "All that waits in the store until it is due.")
+RETRIES = Waiting("retries", "retry", "The retries that wait in the store until they are due.")
+SCHEDULED = Waiting(
+    "scheduled", "scheduled", "The jobs that wait in the store because their users delay them."
+)
+
+
+@command(ALL.group, "drain", changes=True)
+@command(RETRIES.group, "drain", changes=True)
+def drain(
+    place: Place,
+    tasks: Annotated[
+        list[str] | None,
+        Option("--task", metavar="PATTERN", help="Only of job types such as billing.*; repeatable."),
+    ] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> int | None:
+    """Before a roll-back: publish all that waits now, delayed by its framework until it is due; asks.
+
+    Those are retries and scheduled jobs. Workers without the bridge run them when they are due. A job that
+    Celery delays on Redis for longer than the visibility timeout is delivered twice. What is parked meanwhile
+    is published, too. A job that cannot be published stays, and is printed.
+    """
+    view = place.publishing_bridge.waiting
+    if dry_run:
+        table_of = partial(jobs_table, with_kind=True)
+        show_entries(view.drainable(tasks or ()), table_of, "nothing waits", as_json=as_json)
+        return None
+    number = sum(1 for _ in view.drainable(tasks or ()))
+    if number:
+        ask(f"Publish {job_count(number)} of {place} now, as delayed messages?", yes=yes)
+    with progress_bar("draining", number) as progress:
+        drained = view.drain(tasks or (), progress=progress)
+    if as_json:
+        failed = [{"id": job_id, "error": why} for job_id, why in drained.failed.items()]
+        others = dict(drained.others)
+        show_json({"published": drained.published, "failed": failed, "held": drained.held, "others": others})
+    else:
+        _show_drained(drained)
+    return INCOMPLETE if drained.failed or drained.held else None
+
+
+def _by_filter(name: str, ids: list[str] | None, chosen: Choice, *, everything: bool) -> bool:
+    """Return whether the filters choose; raises ValueError for options that do not go together."""
+    if bool(ids) == everything:
+        raise ValueError(f"{name}: say which: ids, or --all with options such as --queue and --type")
+    if ids and chosen != Choice():
+        raise ValueError(f"{name}: the options that say which go with --all, not with ids")
+    return everything
+
+
+def _row(parked: Parked) -> tuple[object, ...]:
+    attempt = attempts_in_words(parked.attempt, parked.max_attempts, "/")
+    due = time_of(parked.next_retry_at)
+    return (due, parked.type, parked.queue, attempt, parked.reason, _error(parked))
+
+
+def _brief_row(parked: Parked) -> tuple[object, ...]:
+    due = brief_time_of(parked.next_retry_at)
+    return (due, brief_type(parked.type), _error(parked) or parked.reason)
+
+
+def _error(parked: Parked) -> str:
+    return error_in_words(parked.state.get("errors", ()))
+
+
+def _show_drained(drained: Drained) -> None:
+    show(f"{job_count(drained.published)} published")
+    if drained.failed:
+        show(table(("id", "why it stays"), drained.failed.items()))
+    if drained.held:
+        say(
+            f"staying: {job_count(drained.held)} that others publish at this moment, or that "
+            "workers which still run have parked again; stop those, and drain again in a minute"
+        )
+    for framework, number in drained.others.items():
+        say(f"staying: {job_count(number)} of {framework}; drain with an app of its own, --app MODULE:APP")
+
+
+def job_count(number: int) -> str:
+    return counted(number, "job", "jobs")
