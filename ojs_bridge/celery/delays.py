@@ -9,7 +9,7 @@ import hashlib
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -17,14 +17,19 @@ from functools import partial
 from typing import Any
 
 from celery import Celery, Task
+from celery.app.task import Context
+from celery.signals import task_revoked
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from celery.worker.state import revoked
+from kombu.serialization import loads
 
 from ..adapters import parameters_of
 from ..bridge import Bridge
+from ..engine.events import harmless
 from ..engine.layers import TaskPolicy
 from ..engine.runs import Run
 from ..engine.storage_retry import at_once
+from ..engine.storing import cancel, job_of_parked
 from ..errors import InvalidRetryPolicy, InvalidState, StoreError, Unstorable
 from ..messages import CREATED, HEADER, IN_OPTION, OUTBOX_OPTION
 from ..rules.job import Header, Job, decoded
@@ -148,6 +153,35 @@ class Delays:
             logger.warning("job %s waits in this worker, not in the store: %r", headers.get("id"), error)
             return False
         return True
+
+    def revoke(self, job_ids: Iterable[str]) -> None:
+        """Delete the jobs of these ids that wait in the store, and store that they are revoked; never raises.
+
+        Workers have heard of the ids before, and drop a message that was published meanwhile.
+        """
+        if self.bridge.store is None:
+            return
+        parked = self.bridge.store.parked
+        try:
+            for job_id in job_ids:
+                while (job := parked.get(str(job_id))) and job.framework == NAME:
+                    if not cancel(self.bridge.engine.context, job):
+                        break  # a worker publishes it at this moment
+                    harmless(job_of_parked(job), self._tell_revoked, job)
+        except StoreError as error:
+            logger.warning("jobs that are revoked may wait in the store: %r", error)
+
+    def _tell_revoked(self, job: Parked) -> None:
+        """Store that a job is revoked, and count it in its chord, as a worker that gets its message does."""
+        wire = wires.from_json(job.message)
+        task = compat.task_in(compat.tasks(self.app), job.type)
+        *_, embed = loads(wire.body, wire.content_type, wire.content_encoding)
+        request = Context(wire.headers, chord=embed.get("chord"))
+        backend = task.backend if task else self.app.backend
+        backend.mark_as_revoked(job.id, "revoked", request, not request.ignore_result)
+        if task:
+            options = {"request": request, "terminated": False, "signum": None, "expired": False}
+            task_revoked.send(sender=task, **options)
 
     def _are_parked(self, name: str) -> bool:
         """Return whether the delays of a task are parked: the task says so, or its app, or the bridge.

@@ -15,6 +15,8 @@ from weakref import WeakSet
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import Celery, Task
 from celery.exceptions import SoftTimeLimitExceeded
+from celery.utils.functional import maybe_list
+from celery.utils.imports import symbol_by_name
 from kombu.connection import Connection
 
 from ..adapters.terms import Canary, Terms, misnamed
@@ -154,7 +156,32 @@ def prepare(app: Celery) -> Installation:
         app.steps["consumer"].add("ojs_bridge.celery.worker:ConsumerWatch")
         _read_retry_option(app)
         compat.warn_outside(app)
+        # Its control is made when it is used first, of its settings.
+        app.control_cls = functools.partial(_control_of, app.control_cls)
+        if (control := vars(app).get("control")) is not None:
+            _let_revoke(app, control)
     return own
+
+
+def _control_of(cls: Any, app: Celery) -> Any:
+    """Return the control of an app, whose `revoke` ends what waits in the store, too."""
+    return _let_revoke(app, symbol_by_name(cls)(app=app))
+
+
+def _let_revoke(app: Celery, control: Any) -> Any:
+    revoke = control.revoke
+
+    @functools.wraps(revoke)
+    def revoke_what_waits(task_id: Any, destination: Any = None, *args: Any, **options: Any) -> Any:
+        try:
+            return revoke(task_id, destination, *args, **options)
+        finally:
+            delays = installation(app).delays
+            if delays and not destination:
+                delays.revoke(maybe_list(task_id) or ())
+
+    control.revoke = revoke_what_waits
+    return control
 
 
 def is_bridged(task: Task | None) -> bool:

@@ -15,8 +15,11 @@ from typing import Any
 
 from celery import Celery, bootsteps, signals
 from celery.apps.worker import Worker
+from celery.utils.functional import maybe_list
 from celery.worker import state
+from celery.worker.control import Panel
 
+from ..engine.storage_retry import at_once
 from ..engine.threads import keep_going
 from . import compat
 from .installation import attach, check_task, installation, is_bridged, task_policy
@@ -56,6 +59,7 @@ class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
         check_app(worker.app, is_program=isinstance(worker, Worker))
         fit_frameworks(worker.app)
         if attach(worker.app).store:
+            hear_of_revoked()
             signals.task_postrun.connect(settle_success, weak=False)
             # The first to be called: another receiver may end the process.
             compat.receivers(signals.task_postrun).sort(key=lambda each: each[1] is not settle_success)
@@ -71,6 +75,24 @@ class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
     def stop(self, worker: Any) -> None:
         """End the bridge's threads."""
         attach(worker.app).stop()
+
+
+def hear_of_revoked() -> None:
+    """Let workers end what waits in the store when they hear that it is revoked, by whomever; works once."""
+    revoke = Panel.data["revoke"]
+    if hasattr(revoke, "ojs_revokes"):
+        return
+
+    @functools.wraps(revoke)
+    def revoke_what_waits(state: Any, task_id: Any, *args: Any, **options: Any) -> Any:
+        answer = revoke(state, task_id, *args, **options)
+        if delays := installation(state.app).delays:
+            with at_once():
+                delays.revoke(maybe_list(task_id) or ())
+        return answer
+
+    revoke_what_waits.ojs_revokes = True  # type: ignore[attr-defined]
+    Panel.data["revoke"] = revoke_what_waits
 
 
 def watch_runs(pool: Any) -> None:

@@ -23,9 +23,9 @@ from ..rules.decision import (
 )
 from ..rules.job import ErrorEntry, Header, Job, decode, encode, is_cut
 from ..rules.policy import RetryPolicy
-from ..store import Document, Letter, Parked, Settle
+from ..store import KEEP, Document, Letter, Parked, Settle
 from .context import Context
-from .events import harmless
+from .events import cancelled, harmless
 from .layers import with_ojs_jitter
 from .reservations import Reservations, TakenOver
 from .runs import Message, Onward, Postpone, Refuse, Run
@@ -302,6 +302,20 @@ def job_of_parked(parked: Parked) -> Job:
         return decode(dict(parked.state), bare)
     except InvalidState:
         return bare
+
+
+def cancel(context: Context, parked: Parked) -> bool:
+    """Delete a parked job, which never runs again; False when it is being published, or is gone.
+
+    Raises StoreError.
+    """
+    now = context.clock()
+    # The broker may have the message of a retry, too. A new job's user may send another one under its id.
+    last = later(max(now, parked.next_retry_at), KEEP.total_seconds())
+    if not context.store_for("parked jobs").parked.cancel(parked, drop_until=last if parked.fence else None):
+        return False
+    context.emit(cancelled(job_of_parked(parked), now))
+    return True
 
 
 def _is_kept_elsewhere(job: Job) -> bool:

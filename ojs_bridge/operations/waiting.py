@@ -11,14 +11,13 @@ from functools import partial
 from typing_extensions import Unpack
 
 from ..engine.context import Context
-from ..engine.events import cancelled
 from ..engine.scheduler import CLAIM, UNPARK
-from ..engine.storing import job_of_parked
+from ..engine.storing import cancel
 from ..errors import JobNotFound, Unreachable
 from ..rules.decision import later
 from ..rules.job import format_time
 from ..rules.notations import check_pattern, matches
-from ..store import EVERYTHING, KEEP, Fields, Filter, Kind, Parked, ParkedJobs, ParkedPage
+from ..store import EVERYTHING, Fields, Filter, Kind, Parked, ParkedJobs, ParkedPage
 from .audit import Audit, uninterrupted
 from .letters import (
     LOOK_THROUGH,
@@ -178,16 +177,11 @@ class Waiting:
                 progress(done)
 
     def _change(self, parked: Parked, due: datetime | None) -> bool:
-        now = self._context.clock()
         if due is not None:
+            now = self._context.clock()
             is_there = max(parked.next_retry_at, now) == max(due, now)
             return is_there or self._parked.reschedule(parked, due)
-        # The broker may have its message, too, and a user's own delay may be sent again under the same id.
-        last = later(max(now, parked.next_retry_at), KEEP.total_seconds())
-        if not self._parked.cancel(parked, drop_until=last if parked.fence else None):
-            return False
-        self._context.emit(cancelled(job_of_parked(parked), now))
-        return True
+        return cancel(self._context, parked)
 
     def _where(self, where: Filter) -> Filter:
         """Return a filter of the kind of this view; raises ValueError for a group, or another kind."""
