@@ -35,7 +35,7 @@ WALKS = {
     "Dramatiq: a failing run, retried": Figures(26, 121, 98),  # 24, 110
     "Dramatiq: a failing run, parked": Figures(27, 141, 126),  # 24, 110
     "Dramatiq: a success": Figures(20, 69, 61),
-    "Dramatiq: an actor's policy": Figures(8, 24, 11),  # 6, 18
+    "Dramatiq: an actor's policy": Figures(8, 25, 11),  # 6, 18
     "HTTP: a replay": Figures(24, 80, 78),  # 22
 }
 #: The most of each size today, and the goal.
@@ -43,7 +43,7 @@ SIZES = {
     "files in celery": 20,  # 16
     "floors of celery": 9,
     "files in dramatiq": 16,  # 14
-    "files": 155,  # 150
+    "files": 156,  # 150
     "lines of code": 24_000,  # 16,500
     "private functions of up to three lines that are called once": 54,  # 60
     "functions of more than 60 lines": 0,

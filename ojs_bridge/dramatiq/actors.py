@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -35,10 +37,15 @@ logger = logging.getLogger("ojs_bridge")
 RETRY_ON_OPTION = "ojs_retry_on"
 #: The actor option that carries an error map.
 ERRORS_OPTION = "ojs_errors"
+#: The actor option that says whether its long delays wait in the store.
+PARK_OPTION = "ojs_park_delays"
 
 #: The settings of a broker that has no `Retries`, and what Dramatiq then does with each of its actors.
 NO_RETRIES: Mapping[str, Any] = {"max_retries": 0}
 ONCE: Mapping[str, Any] = {"max_attempts": 1}
+
+#: How many ids of messages that were made and not sent a process knows at most.
+_MOST_UNSENT = 10_000
 
 #: The mean of the factor by which Dramatiq's jitter stretches a wait.
 _MEAN = 1.5
@@ -74,7 +81,10 @@ class Actors:
         self._asking: set[str] = set()
         #: Why an actor keeps the native retries, if it is not for the policies.
         self._wrong: dict[str, str] = {}
-        self._undeclared = bridge.engine.task()
+        #: The policy of an actor that this process does not know.
+        self.undeclared = bridge.engine.task()
+        #: The ids of messages that a process has made and not sent, with the process; None if nobody asks.
+        self.unsent: OrderedDict[str, int] | None = None
         #: The actors and native options of which the log has said that they meet a policy.
         self._met: set[tuple[str, str]] = set()
         #: The settings of the stock `Retries`; None if the broker never had it.
@@ -84,8 +94,7 @@ class Actors:
         """Resolve an actor's policy; raises InvalidRetryPolicy and ConfigurationError."""
         name, options = actor.actor_name, actor.options
         own, said = options.get(RETRY_OPTION), options.get(RETRY_ON_OPTION)
-        if not MISNAMED.isdisjoint(options) and (lines := self._misnamed(actor, options, ours=True)):
-            raise InvalidOptions([f"actor {name}: {line}" for line in lines])
+        self._check_options(actor)
         make = functools.partial(self._new_message, actor, actor.message_with_options)
         actor.message_with_options = make  # type: ignore[method-assign]
         is_own = own is not None or said is not None
@@ -122,6 +131,13 @@ class Actors:
                 *(name, ", ".join(unread)),
             )
 
+    def _check_options(self, actor: Actor[..., Any]) -> None:
+        name, options = actor.actor_name, actor.options
+        if not MISNAMED.isdisjoint(options) and (lines := self._misnamed(actor, options, ours=True)):
+            raise InvalidOptions([f"actor {name}: {line}" for line in lines])
+        if (parks := options.get(PARK_OPTION)) not in (None, True, False):
+            raise BootError(f"actor {name}: {PARK_OPTION}: {parks!r} must be true or false")
+
     def _new_message(
         self, actor: Actor[..., Any], make: Callable[..., Message[Any]], **options: Any
     ) -> Message[Any]:
@@ -131,6 +147,11 @@ class Actors:
         message = make(**options)
         if options.get(RETRY_OPTION) is not None:
             self.header_of(message, options[RETRY_OPTION])
+        # An actor of a class of its own may give its messages ids that they share.
+        if self.unsent is not None and getattr(make, "__func__", None) is Actor.message_with_options:
+            self.unsent[message.message_id] = os.getpid()
+            if len(self.unsent) > _MOST_UNSENT:
+                self.unsent.popitem(last=False)
         return message
 
     def _misnamed(self, actor: Actor[..., Any], options: Mapping[str, Any], *, ours: bool) -> list[str]:
@@ -199,7 +220,7 @@ class Actors:
     def header_of(self, message: Message[Any], partial: Any) -> dict[str, Any]:
         """Return the header of a message that brings its own partial policy; raises InvalidRetryPolicy."""
         name = message.actor_name
-        task = self.tasks.get(name, self._undeclared)
+        task = self.tasks.get(name, self.undeclared)
         if task is None:
             why = self._wrong.get(name, "`policies` leaves this actor to native retries")
             raise InvalidOptions([f"{RETRY_OPTION} of {name}: {why}"])

@@ -74,13 +74,14 @@ class AnyBroker:
     is_noted = True
     #: Whether it shows a message that left its queue, and is to settle it as Dramatiq does.
     shows_dropped = False
+    #: Whether delays may wait in the store: `StubBroker.join` waits for what is in the broker alone.
+    parks_delays = True
     #: Returns why no worker can run a message, or None.
     flaw = staticmethod(flaw_of)
     #: The most seconds for which a worker may hold a delivery.
     kept_at_most = math.inf
     #: Where a dead letter goes while the store is away, in words.
     dead_queue = "the broker, where the bridge cannot look for them"
-
     #: What is not promised on a broker that is not Dramatiq's own, in one sentence.
     less = (
         "{} is no broker of Dramatiq's own: it does not say that a message comes again. A copy that comes "
@@ -186,7 +187,7 @@ class AnyBroker:
 class InMemory(AnyBroker):
     """StubBroker: it loses no connection, and a unit test looks into it."""
 
-    is_noted, shows_dropped, less = False, True, ""
+    is_noted, shows_dropped, parks_delays, less = False, True, False, ""
     dead_queue = (
         "the broker's own dead queues (.XQ), which forget them in time, "
         "where `Bridge.broker_letters` finds them"

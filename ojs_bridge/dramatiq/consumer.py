@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
+from dramatiq import Message
 from dramatiq.broker import Consumer, MessageProxy
 from dramatiq.common import dq_name
 from dramatiq.errors import ConnectionClosed
@@ -29,6 +30,8 @@ logger = logging.getLogger("ojs_bridge")
 
 #: Acknowledges a message on its broker.
 Ack: TypeAlias = Callable[[MessageProxy], None]
+#: Keeps a delayed message in another place; returns whether it is there.
+TakeOver: TypeAlias = Callable[[Message[Any]], bool]
 #: How many seconds a job waits before it is given back, so that a lasting error does not spin.
 LATER_SECONDS = 1.0
 
@@ -37,7 +40,13 @@ class SettlingConsumer(Consumer):
     """Settles a message as the bridge has marked it, and an unmarked message as Dramatiq does."""
 
     def __init__(
-        self, inner: Consumer, kind: AnyBroker, queue_name: str, wake: Wake, reservations: Reservations
+        self,
+        inner: Consumer,
+        kind: AnyBroker,
+        queue_name: str,
+        wake: Wake,
+        reservations: Reservations,
+        takes_over: TakeOver | None = None,
     ) -> None:
         self._inner = inner
         self._kind = kind
@@ -48,6 +57,7 @@ class SettlingConsumer(Consumer):
             take = kind.taking(inner, thread, queue_name, wake)
         self._take = _sound(kind, inner, queue_name, take)
         self._is_delayed = queue_name == dq_name(queue_name)
+        self._takes_over = takes_over if self._is_delayed else None
         self._wake = wake
         # A fleet's own `do_ack` is called for each message.
         self._acks = None if hasattr(type(kind.broker), compat.do_ack.name) else kind.acks
@@ -164,6 +174,10 @@ class SettlingConsumer(Consumer):
         kind, is_delayed = self._kind, self._is_delayed
         if kind.is_noted and not kind.received(self._inner, message, is_delayed=is_delayed):
             return None
+        if self._takes_over and self._takes_over(compat.message_in(message)):
+            # Its thread looks meanwhile whether it is to stop, and what else is due.
+            self.ack(message)
+            return None
         if is_delayed:
             compat.message_in(message).options[DELAYED_AS] = publication(message)
         return message
@@ -204,8 +218,11 @@ def _closing() -> Iterator[None]:
         raise ConnectionClosed(error) from None
 
 
-def wrap(broker: Any, engine: Engine) -> None:
-    """Make a broker hand out consumers under the bridge, and RabbitMQ confirm publications; works once."""
+def wrap(broker: Any, engine: Engine, takes_over: TakeOver | None = None) -> None:
+    """Make a broker hand out consumers under the bridge, and RabbitMQ confirm publications; works once.
+
+    `takes_over` is asked of each delayed message whether the store has it now.
+    """
     consume = broker.consume
     if getattr(consume, "_ojs_wrapped", False):
         return
@@ -216,7 +233,8 @@ def wrap(broker: Any, engine: Engine) -> None:
         queue_name = args[0] if args else kwargs["queue_name"]
         kind.consuming(queue_name)
         wake = kind.wakes.setdefault(queue_name, Wake())
-        return SettlingConsumer(consume(*args, **kwargs), kind, queue_name, wake, engine.reservations)
+        inner = consume(*args, **kwargs)
+        return SettlingConsumer(inner, kind, queue_name, wake, engine.reservations, takes_over)
 
     def woken(queue_name: str) -> None:
         if wake := kind.wakes.get(queue_name):

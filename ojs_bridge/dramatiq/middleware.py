@@ -23,7 +23,7 @@ from ..engine.reservations import TakenOver
 from ..errors import ConfigurationError
 from ..messages import HEADER, RETRY_OPTION
 from . import compat
-from .actors import ERRORS_OPTION, NO_RETRIES, RETRY_ON_OPTION, Actors, BootError
+from .actors import ERRORS_OPTION, NO_RETRIES, PARK_OPTION, RETRY_ON_OPTION, Actors, BootError
 from .brokers import kind_of
 from .compat import (
     BARRIER_TTL,
@@ -36,9 +36,19 @@ from .compat import (
 )
 from .consumer import SettlingConsumer, wrap
 from .dead_queues import DramatiqDeadQueues
+from .delays import Delays
 from .delivery import DELAYED_AS, delivery_of, keep_what_is_delivered, listening
 from .keeping import Keeping, Stops
-from .publishing import SENT, WISHING, DramatiqPublisher, add_headers, carry_wishes, sending_on, tell_apart
+from .publishing import (
+    SENT,
+    WISHING,
+    DramatiqPublisher,
+    add_headers,
+    carry_wishes,
+    goes_on,
+    sending_on,
+    tell_apart,
+)
 from .run import Runs
 from .translate import NAME
 from .watch import Watch, remember
@@ -66,7 +76,8 @@ class OJSRetries(Retries):
             bridge.
         in_flight: what becomes of a job that was retried natively more often than its policy allows. With
             `"counted"` it ends when it fails again; with `"afresh"` it begins at attempt 1.
-        park_delays: that of the bridge, for the actors of this broker.
+        park_delays: that of the bridge, for the actors of this broker; an actor's own is its option
+            `ojs_park_delays`. On a StubBroker delays stay in the broker, because its `join` waits for them.
     """
 
     def __init__(
@@ -83,6 +94,8 @@ class OJSRetries(Retries):
         self.bridge = bridge or Bridge()
         #: The actors and their policies, for the plan.
         self.actors = Actors(self.bridge, terms)
+        self._park_delays = terms.park_delays
+        self._delays: Delays | None = None
         self._keeping = Keeping(self.bridge.engine.outage)
         self._runs = Runs(self.bridge, self.actors, self._keeping)
         self._watches: dict[Any, Watch] = {}
@@ -97,7 +110,8 @@ class OJSRetries(Retries):
     @property
     def actor_options(self) -> set[str]:
         """The options that actors may set, and those that are refused with the name of the right one."""
-        return {*super().actor_options, RETRY_OPTION, RETRY_ON_OPTION, ERRORS_OPTION, *MISNAMED}
+        ours = RETRY_OPTION, RETRY_ON_OPTION, ERRORS_OPTION, PARK_OPTION
+        return {*super().actor_options, *ours, *MISNAMED}
 
     def before_declare_actor(self, broker: Broker, actor: Actor[..., Any]) -> None:
         """Resolve the policy of an actor; an invalid one is an error where the actor is declared."""
@@ -130,7 +144,7 @@ class OJSRetries(Retries):
         self._has_booted = True
         count_members_once(broker)
         tell_all(broker, self._runs.check)
-        wrap(broker, self.bridge.engine)
+        wrap(broker, self.bridge.engine, self._delays.take_over if self._delays else None)
         self._keeping.boot(broker)
         keep_what_is_delivered()
         kind = kind_of(broker)
@@ -202,7 +216,7 @@ class OJSRetries(Retries):
             sending = instruments.sending(NAME, message.actor_name, message.queue_name, message.options)
             sending.__enter__()
             self._sending.within = message.message_id, sending
-        if HEADER in message.options and self.bridge.store:
+        if HEADER in message.options and self.bridge.store and not goes_on():
             tell_apart(message)
         if DELAYED_AS in message.options and not isinstance(threading.current_thread(), ConsumerThread):
             del message.options[DELAYED_AS]
@@ -250,6 +264,9 @@ class OJSRetries(Retries):
         kind.use_dead_queues_as_they_are()
         dead_queues = DramatiqDeadQueues(broker, kind.dead_places, self.bridge, self.actors.tasks)
         self.bridge.engine.register(NAME, DramatiqPublisher(broker, self.bridge), dead_queues)
+        if self.bridge.store and kind.parks_delays:
+            self._delays = Delays(broker, self.bridge, self.actors, self._park_delays)
+            self._delays.wrap()
         stock = [m for m in broker.middleware if type(m) is Retries]
         if not stock:
             return

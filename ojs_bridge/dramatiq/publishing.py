@@ -40,6 +40,8 @@ _NESTS = ("pipe_target", "group_completion_callbacks")
 WISHING = frozenset((RETRY_OPTION, *_NESTS))
 #: The options of a message that was sent before: it goes on, comes again, or is moved between queues.
 SENT = frozenset((HEADER, "retries", "eta"))
+#: The option that tells the job of a message that waited in the store from other jobs under its id.
+SENT_AS = "ojs_sent_as"
 #: The options that the bridge has to read before a job runs; a message without them is plain.
 READ = frozenset((HEADER, *WISHING, "throws", "max_retries", "min_backoff", "max_backoff"))
 
@@ -75,8 +77,8 @@ class Outgoing:
             self.broker.emit_after("enqueue", told, delay)
             options = {name: value for name, value in told.options.items() if name != "eta"}
             message = dataclasses.replace(message, options=options)
-        names = parameters_of(self.broker.get_actor(message.actor_name).fn)
-        return {**original(message), "parameters": [*names]}
+        actor = self.broker.actors.get(message.actor_name)
+        return {**original(message), "parameters": [*parameters_of(actor.fn)] if actor else []}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,9 +181,16 @@ def can_carry(message: MessageProxy, job: Job) -> bool:
 
 
 def send_on(
-    engine: Engine, broker: Broker, delivered: MessageProxy, message: dramatiq.Message[Any], at: datetime
+    engine: Engine,
+    broker: Broker,
+    delivered: MessageProxy | None,
+    message: dramatiq.Message[Any],
+    at: datetime,
 ) -> None:
-    """Enqueue the message that carries a delivered job on, due at a time; raises the broker's errors."""
+    """Enqueue the message that carries a job on, a delivered one perhaps, due at a time.
+
+    Raises the broker's errors.
+    """
     kind = kind_of(broker)
 
     def enqueue() -> None:
@@ -192,7 +201,7 @@ def send_on(
             broker.enqueue(message, delay=_milliseconds(seconds))
 
     # A crash between two steps would leave two messages of one job, which only a store tells apart.
-    with kind.swapping(delivered) if engine.store is None else nullcontext():
+    with kind.swapping(delivered) if delivered and engine.store is None else nullcontext():
         engine.context.storage_retry.run(enqueue, retry_on=kind.outages)
 
 
@@ -220,11 +229,15 @@ def sending_on() -> Iterator[None]:
         _sending.on = before
 
 
+def goes_on() -> bool:
+    """Return whether the message that this thread enqueues carries a job on, or moves between queues."""
+    return _sending.on or isinstance(threading.current_thread(), ConsumerThread)
+
+
 def tell_apart(message: dramatiq.Message[Any]) -> None:
     """Make a job of its own of a message that went on before, and that its user sends again."""
     state = message.options[HEADER]
-    goes_on = _sending.on or isinstance(threading.current_thread(), ConsumerThread)
-    if goes_on or not isinstance(state, dict):
+    if not isinstance(state, dict):
         return
     if state.get("attempt") != 1 or not {"fence", "next_retry_at"}.isdisjoint(state):
         message.options[HEADER] = {**state, "chain": uuid.uuid4().hex}

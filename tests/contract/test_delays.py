@@ -16,7 +16,7 @@ Made = Callable[..., Fleet]
 HOURS = 7200
 
 
-@pytest.fixture(params=[kind for kind in SERVED if kind.startswith("celery")])
+@pytest.fixture(params=SERVED)
 def fleet(made: Made, request: pytest.FixtureRequest) -> Fleet:
     """A fleet that parks delays of more than a second; it has no worker yet."""
     return made(request.param, park_delays=True, park_after="PT1S")

@@ -193,7 +193,10 @@ def left_in(broker: Any, name: str) -> int:
     if isinstance(broker, RedisBroker):
         return broker.client.hlen(f"{broker.namespace}:{name}.msgs")
     with pika.BlockingConnection(broker.parameters) as connection:
-        return connection.channel().queue_declare(name, passive=True).method.message_count
+        try:
+            return connection.channel().queue_declare(name, passive=True).method.message_count
+        except pika.exceptions.ChannelClosedByBroker:
+            return 0  # No message has been sent, and there is no queue yet.
 
 
 def broker_of(kind: str, url: str, namespace: str) -> dramatiq.Broker:

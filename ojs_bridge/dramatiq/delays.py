@@ -1,0 +1,171 @@
+"""A message that its user delays waits in the store: its producer writes it there, or its first worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import logging
+import os
+import time
+import uuid
+from collections import OrderedDict
+from datetime import datetime, timedelta
+from typing import Any
+
+from dramatiq import Message
+from dramatiq.broker import Broker
+from dramatiq.common import dq_name, q_name
+
+from ..bridge import Bridge
+from ..engine.runs import Run
+from ..engine.storage_retry import at_once
+from ..errors import InvalidRetryPolicy, InvalidState, StoreError, Unstorable
+from ..messages import HEADER
+from ..rules.job import Header
+from .actors import PARK_OPTION, Actors
+from .publishing import SENT_AS, Outgoing, goes_on, send_on
+from .translate import NAME, bare_job, job_of, max_age, time_of
+
+logger = logging.getLogger("ojs_bridge")
+
+#: For how many seconds a worker takes no message over after the store has failed: its thread has others to
+#: see to, and each try may take a while.
+AWAY_SECONDS = 30.0
+
+
+class Delays:
+    """The delays of one broker: `delay=`, beyond the bridge's `park_after`."""
+
+    def __init__(self, broker: Broker, bridge: Bridge, actors: Actors, parks: bool | None) -> None:
+        self._broker, self._bridge, self._actors = broker, bridge, actors
+        #: What `install` says of them; None leaves it to the bridge.
+        self._parks = parks
+        self._away_until = 0.0
+
+    def wrap(self) -> None:
+        """Let the broker send to the store what is to wait there; all else it sends as before."""
+        enqueue = self._broker.enqueue
+        unsent = self._actors.unsent = OrderedDict()
+
+        @functools.wraps(enqueue)
+        def enqueue_or_park(message: Message[Any], **options: Any) -> Message[Any]:
+            own = message.message_id
+            is_fresh = isinstance(own, str) and unsent.pop(own, None) == os.getpid()
+            if (delay := options.get("delay")) and (at := self.until(message, delay)):
+                return self.park(message, delay, at, is_fresh=is_fresh)
+            return enqueue(message, **options)
+
+        self._broker.enqueue = enqueue_or_park  # type: ignore[method-assign]
+
+    def until(self, message: Message[Any], delay: Any) -> datetime | None:
+        """Return until when a message that is sent now waits in the store; None if the broker takes it.
+
+        Raises ValueError for a delay that ends at no time. Dramatiq itself says what is wrong with one that
+        is no number.
+        """
+        options, engine = message.options, self._bridge.engine
+        if goes_on() or "eta" in options or "retries" in options or not self._are_parked(message):
+            return None
+        try:
+            at = engine.now() + timedelta(milliseconds=delay)
+        except TypeError:
+            return None
+        except (OverflowError, ValueError):
+            raise ValueError(
+                f"delay: {delay!r} must be milliseconds until a time before the year 10000"
+            ) from None
+        return at if engine.storing.parks(at) else None
+
+    def park(self, message: Message[Any], delay: Any, at: datetime, *, is_fresh: bool) -> Message[Any]:
+        """Send a message to the store, where it waits until a time; return it as the broker returns it.
+
+        The middleware hears of it as of any delayed message. If the store is away, the broker takes it.
+        Raises what the middleware and the encoder raise, and Unstorable for a message that is too long.
+        """
+        broker, engine = self._broker, self._bridge.engine
+        eta = int(at.timestamp() * 1000)
+        told = message.copy(queue_name=dq_name(message.queue_name), options={"eta": eta})
+        broker.emit_before("enqueue", told, delay)
+        told.encode()
+        # Another job may have been sent under the same id, and a job of a fresh id may be sent again.
+        own = uuid.uuid4().hex
+        run, plain = self._run(told, "" if is_fresh else own)
+        plain.options[SENT_AS] = own
+        try:
+            self._schedule(run, plain, at)
+        except Unstorable:
+            raise
+        except StoreError as error:
+            logger.warning("job %s waits in the broker, not in the store: %r", run.job, error)
+            # The store may have it all the same: then one of the two is a copy of the other.
+            header = engine.storing.header(run.job.waiting(at))
+            send_on(engine, broker, None, plain.copy(options={HEADER: header.state}), at)
+        else:
+            broker.emit_after("enqueue", told, delay)
+        return told
+
+    def take_over(self, message: Message[Any]) -> bool:
+        """Park a message that a worker gets long before its time; return whether it can go.
+
+        Its producer has no bridge, or the store was away. If it is away, the message waits in the worker, as
+        natively.
+        """
+        options, storing = message.options, self._bridge.engine.storing
+        at = time_of(options.get("eta"))
+        if at is None or "retries" in options or not self._are_parked(message):
+            return False
+        try:
+            # Each copy of the message has the same chain, and no other message under its id.
+            words = f"{options['eta']} {message.message_timestamp}"
+            run, plain = self._run(message, hashlib.blake2b(words.encode(), digest_size=8).hexdigest())
+            at = run.job.next_retry_at or at
+            if run.job.fence or at - (run.job.created_at or at) <= storing.park_after:
+                return False
+            # Wherever it waits, another worker may have taken over a copy of it.
+            options[HEADER] = storing.header(run.job.waiting(at)).state
+            if not storing.parks(at) or time.monotonic() < self._away_until:
+                return False
+            with at_once():
+                self._schedule(run, plain, at)
+        except (StoreError, InvalidState, InvalidRetryPolicy) as error:
+            logger.warning("job %s waits in this worker, not in the store: %r", message.message_id, error)
+            if not isinstance(error, Unstorable):
+                self._away_until = time.monotonic() + AWAY_SECONDS
+            return False
+        return True
+
+    def _are_parked(self, message: Message[Any]) -> bool:
+        """Return whether the delays of an actor are parked: the actor says so, or its broker, or the bridge.
+
+        A job that Dramatiq itself retries keeps Dramatiq's own delays. Of an actor that this process does not
+        know only a worker knows that.
+        """
+        actor = self._broker.actors.get(message.actor_name)
+        if actor is not None and self._actors.task_of(message) is None:
+            return False
+        own = actor.options.get(PARK_OPTION) if actor else None
+        says = own, self._parks, self._bridge.settings.park_delays
+        return next(said for said in says if said is not None)
+
+    def _run(self, delayed: Message[Any], chain: str) -> tuple[Run, Message[Any]]:
+        """Return the run that a delayed message is for, and the message as it is sent when it is due.
+
+        A job that has waited before has a chain, or needs none. Raises InvalidState and InvalidRetryPolicy.
+        """
+        options = {name: value for name, value in delayed.options.items() if name != "eta"}
+        plain = dataclasses.replace(delayed, queue_name=q_name(delayed.queue_name), options=options)
+        job = job_of(plain, bare_job(plain, max_age(self._broker, plain)))
+        if isinstance(job, InvalidState):
+            raise job
+        if not (job.chain or job.next_retry_at):
+            job = job._replace(chain=chain)
+        task = self._actors.tasks.get(job.type) or self._actors.undeclared
+        task = self._actors.of_message(task, plain).of_job(job.retry)
+        return Run(job, task.policy, task, time.monotonic()), plain
+
+    def _schedule(self, run: Run, plain: Message[Any], at: datetime) -> None:
+        def kept(header: Header) -> dict[str, Any]:
+            return Outgoing(plain.copy(options={HEADER: header.state}), self._broker).kept()
+
+        self._bridge.engine.storing.schedule(run, at, NAME, kept)
