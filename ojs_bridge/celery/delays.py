@@ -224,10 +224,9 @@ class Delays:
 
 
 def _instant(app: Celery, eta: Any) -> datetime:
-    """Return the one instant of an `eta`; a time without a zone is in the app's.
+    """Return the one instant of an `eta`; a time without a zone is in UTC, as for Celery.
 
-    An hour that a change of clocks leaves out is counted on from before the change: it is never early. Of an
-    hour that comes twice it is the first.
+    A time that a change of clocks leaves out is counted on from before the change: it is never early.
     """
     try:
         at: datetime = maybe_make_aware(maybe_iso8601(eta), app.timezone)
