@@ -19,7 +19,7 @@ from .operations.bulk import Operations
 from .operations.dead_letters import DeadLetters
 from .operations.health import BEAT, Beat, Probe
 from .operations.letters import Jobs
-from .operations.rates import RateHistory, history
+from .operations.rates import RateHistory, history, in_broker
 from .operations.replaying import PERIOD as RULES_PERIOD
 from .operations.replaying import ReplayRule
 from .operations.retention import PERIOD as PRUNE_PERIOD
@@ -164,14 +164,16 @@ class Bridge:
     def counts(self, *, queue: str | None = None) -> Mapping[str, int]:
         """Return how many jobs, of all queues or of one, are in each state that the store knows of.
 
-        `retryable` are the parked retries, `scheduled` the jobs that their users have delayed, and
-        `discarded` the dead letters. Only the broker knows the jobs that wait and run, and a job that
-        succeeded is not kept. Raises ConfigurationError without a store, and StoreError.
+        `retryable` are the retries that are not due: those that are parked, and those in the broker, of which
+        workers tell every five seconds. `scheduled` are the jobs that wait in the store because their users
+        delay them, and `discarded` the dead letters. Only the broker knows the other jobs that wait or run,
+        and a job that succeeded is not kept. Raises ConfigurationError without a store, and StoreError.
         """
         store = self.engine.context.store_for("counts by state")
         waiting: dict[str, int] = {
             STATES[kind]: store.parked.count(Filter(queue, kind=kind)) for kind in KINDS
         }
+        waiting["retryable"] += in_broker(store.documents, self._now(), Filter(queue)).count
         return {**waiting, "discarded": store.letters.count(Filter(queue))}
 
     def rates(

@@ -77,11 +77,19 @@ class Waiting:
         everything: All = False,
         as_json: AsJson = False,
     ) -> None:
-        """List what waits, the next one due first; if there is more, a cursor goes to stderr."""
-        read = partial(self._of(place).list, chosen.where(place.bridge.engine.now()))
+        """List what waits, the next one due first; if there is more, a cursor goes to stderr.
+
+        So does the number of retries that are due so soon that they wait in the broker.
+        """
+        where = chosen.where(place.bridge.engine.now())
+        read = partial(self._of(place).list, where)
         pages = listed(read, limit, cursor, everything=everything)
         jobs = (parked for page in pages for parked in page.jobs)
         show_entries(jobs, self._table, f"no {self._words[1]}", as_json=as_json)
+        short = self._of(place).in_broker(where)
+        if short and short.count:
+            retries, due = counted(short.count, "retry", "retries"), time_of(short.next_due_at)
+            say(f"in the broker, due soon: {retries}, the first at {due} UTC")
 
     def show(
         self,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import threading
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import TypeAlias
@@ -20,7 +22,7 @@ from ..errors import StoreError, Unstorable
 from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
 from ..rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH
 from ..rules.job import Job, parse_time
-from ..store import BOUNDS, SECONDS, Documents, Rate
+from ..store import BOUNDS, SECONDS, Document, Documents, Rate
 from .threads import keep_going, starting
 
 logger = logging.getLogger("ojs_bridge")
@@ -31,6 +33,12 @@ PERIOD = 5.0
 MAX_ENDED, MAX_COUNTS = 100_000, 5_000
 #: The job type and queue of the runs for which there is no room.
 OTHER = "(other)"
+
+#: The documents in which processes tell of their retries in the broker: their kind, after what time a process
+#: begins a new one, and for how long they are read.
+IN_BROKER, RENEWED, READ_FOR = "in-broker", timedelta(minutes=10), timedelta(hours=1)
+#: The largest number of due times, queues and types that such a document tells apart.
+MAX_WAITS = 2_000
 
 _LOST = {VISIBILITY_TIMEOUT, WORKER_DEATH}
 Key: TypeAlias = tuple[int, str, str, str]
@@ -90,6 +98,7 @@ class Sums:
         ended: deque[tuple[Job, Decision, float]],
     ) -> None:
         self._documents, self._clock, self._soon, self._ended = documents, clock, soon, ended
+        self._waits = ShortWaits(documents, soon)
         self._counts: dict[Key, list[int]] = {}
         self._writer, self._number = uuid4().hex, 0
         self._batch: list[Rate] = []
@@ -98,6 +107,7 @@ class Sums:
         """Add up what has ended, and write it; never raises. Without a store it waits for the next time."""
         try:
             self._add_up()
+            self._waits.write(self._clock())
             while self._batch or self._counts:
                 self._write_batch()
         except Exception as error:
@@ -119,6 +129,8 @@ class Sums:
         minute = int(now.timestamp()) // SECONDS["minute"]
         while self._ended:
             job, decision, seconds = self._ended.popleft()
+            if isinstance(decision, RetryAt) and decision.delay <= self._soon.total_seconds():
+                self._waits.add(job, decision.at)
             for outcome, took in outcomes(job, decision, seconds, now, self._soon):
                 self._of(minute, job, outcome)[bisect_left(BOUNDS, took)] += 1
 
@@ -127,6 +139,41 @@ class Sums:
         if key not in self._counts and len(self._counts) >= MAX_COUNTS:
             key = minute, OTHER, OTHER, outcome
         return self._counts.setdefault(key, [0] * (len(BOUNDS) + 1))
+
+
+class ShortWaits:
+    """The retries that a process has sent to the broker, by the time at which they are due there.
+
+    A document has them, so that others can count at any time those that still wait.
+    """
+
+    def __init__(self, documents: Documents, soon: timedelta) -> None:
+        self._documents, self._writer = documents, uuid4().hex
+        # Of a long time sixty steps are told apart.
+        self._step = max(1, math.ceil(soon.total_seconds() / 60))
+        self._due = Counter[tuple[int, str, str]]()
+        self._document: Document | None = None
+        self._is_told = True
+
+    def add(self, job: Job, at: datetime) -> None:
+        """Count a retry that is due at a time."""
+        due = math.ceil(at.timestamp() / self._step) * self._step
+        key = due, job.queue, job.type
+        self._due[key if key in self._due or len(self._due) < MAX_WAITS else (due, OTHER, OTHER)] += 1
+        self._is_told = False
+
+    def write(self, now: datetime) -> None:
+        """Write what waits, if it is more than was written; raises StoreError."""
+        if self._is_told:
+            return
+        self._due = Counter({key: n for key, n in self._due.items() if key[0] > now.timestamp()})
+        body = {"writer": self._writer, "due": [[*key, n] for key, n in self._due.items()]}
+        if self._document is None or now - self._document.at > RENEWED:
+            self._document = Document(IN_BROKER, uuid4().hex, now, body)
+        else:
+            self._document = replace(self._document, body=body, revision=self._document.revision + 1)
+        self._documents.write(self._document)
+        self._is_told = True
 
 
 def _rate(key: Key, counts: list[int]) -> Rate:

@@ -1,4 +1,4 @@
-"""The HTTP API for dead letters and parked retries, by the routes of the Open Job Spec, and its page."""
+"""The HTTP API for dead letters and what waits, by the routes of the Open Job Spec, and its page."""
 
 try:
     import starlette  # noqa: F401

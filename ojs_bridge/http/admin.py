@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from datetime import timedelta
 from importlib import metadata
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal, cast
 
 from pydantic import Field
 from starlette.requests import Request
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 from ..bridge import Bridge
-from ..errors import JobNotFound
 from ..operations.rates import RateHistory
-from ..store import EVERYTHING
 from . import shapes
-from .answers import VERSION, Refusal, invalid, not_found
+from .answers import VERSION, Refusal, invalid
 from .guarding import ACTOR
 from .letters import Letters
 from .requests import AdminQuery, AuditQuery, LettersQuery, MarkBody, RatesQuery, Since
@@ -49,18 +47,6 @@ class AdminPage(TypedDict):
 
     items: list[AdminItem]
     pagination: AdminPagination
-
-
-class AdminJob(shapes.Job):
-    """A dead letter or a parked retry as the admin API details it."""
-
-    specversion: Literal["1.0"]
-    state: Literal["discarded", "retryable"]
-    created_at: Time | None
-    discarded_at: NotRequired[Time]
-    next_retry_at: NotRequired[Time]
-    retry_policy: NotRequired[dict[str, Any]]
-    metadata: dict[str, Any]
 
 
 class JobCounts(TypedDict):
@@ -138,14 +124,6 @@ class Admin:
         place: AdminPagination = {"total": total, "page": query.page, "per_page": query.per_page}
         return {"items": cast(list[AdminItem], items), "pagination": place}
 
-    @answers(ADMIN, "GET", "/admin/jobs/{id}")
-    def job(self, job_id: str) -> AdminJob:
-        """Tell where a job is: its dead letter, or its parked retry."""
-        try:
-            return cast(AdminJob, self._bridge.jobs.get(job_id).to_ojs())
-        except JobNotFound:
-            raise not_found("job", job_id) from None
-
     @answers(ADMIN, "GET", "/admin/stats")
     def stats(self) -> AdminStats:
         """Count queues, workers, jobs and runs; a number that the store does not know is 0."""
@@ -153,16 +131,17 @@ class Admin:
         day = _runs(self._bridge.rates())
         hour = _runs(self._bridge.rates(since=self._bridge.engine.now() - timedelta(hours=1)))
         failed = sum(hour[outcome] for outcome in _FAILED)
+        states = self._bridge.counts()
         return {
             "queues": len({row["queue"] for row in facts["workers"].get("queues", ())}),
             "workers": facts["workers"].get("seen", 0),
             "jobs": {
                 "available": facts["backlog"].get("depth", 0),
                 "active": 0,
-                "scheduled": 0,
-                "retryable": self._bridge.retries.count(),
+                "scheduled": states["scheduled"],
+                "retryable": states["retryable"],
                 "completed": day["completed"],
-                "discarded": self._letters.counts.get(EVERYTHING).total,
+                "discarded": states["discarded"],
                 "cancelled": 0,
             },
             "throughput": {
@@ -209,7 +188,7 @@ class Fleet:
 
     @answers(FLEET, "GET", "/health")
     def health(self, request: Request) -> shapes.Health:
-        """Tell the health of store, broker, workers and parked retries; 503 if store or broker are away."""
+        """Tell the health of store, broker, workers and what waits; 503 if store or broker are away."""
         # Without a token a probe gets the status alone.
         health = self._bridge.health.check()
         answer: shapes.Health = {"status": health.status}

@@ -28,7 +28,7 @@ from . import shapes
 from .admin import ADMIN, FLEET, MANIFEST, Admin, Fleet
 from .answers import JSON_TYPES, Answer, Refusal, raise_refusal
 from .guarding import Access, Door, Guard, UserOf, access_at, tokens_of
-from .letters import LETTERS, RETRIES, Letters, Retries
+from .letters import LETTERS, WAITING, Letters, Waiting
 from .operations import OPERATIONS, Operations
 from .requests import Asked
 from .routes import Operation, read_query
@@ -145,11 +145,11 @@ class Impatient(H11Protocol):
 def guarded(bridge: Bridge, access: Access) -> Starlette:
     """Return the app behind a guard with this access; raises ConfigurationError without a store."""
     bridge.engine.context.store_for("the page and the HTTP API")
-    letters, retries = Letters(bridge), Retries(bridge)
+    letters, waiting = Letters(bridge), Waiting(bridge)
     operations, admin = Operations(bridge, letters.changed), Admin(bridge, letters)
     api = [
         *(operation.route(letters) for operation in LETTERS),
-        *(operation.route(retries) for operation in RETRIES),
+        *(operation.route(waiting) for operation in WAITING),
         *(operation.route(operations) for operation in OPERATIONS),
         *(operation.route(Fleet(bridge)) for operation in FLEET),
         *(operation.route(admin) for operation in ADMIN),
@@ -208,7 +208,7 @@ def document(root: str = "") -> Schema:
         "info": {
             "title": "ojs-bridge",
             "version": "1.0",
-            "description": "Dead letters and parked retries by the routes of the Open Job Spec.",
+            "description": "Dead letters, and what waits, by the routes of the Open Job Spec.",
         },
         "servers": [{"url": root or "/"}],
         "security": [{}, {"token": []}],
@@ -223,7 +223,7 @@ def document(root: str = "") -> Schema:
 @cache
 def _described() -> tuple[Schema, Schema]:
     """Return the paths, and the schemas that they refer to."""
-    operations = [*LETTERS, *RETRIES, *OPERATIONS, *FLEET, *ADMIN, *MANIFEST]
+    operations = [*LETTERS, *WAITING, *OPERATIONS, *FLEET, *ADMIN, *MANIFEST]
     shapes_of: list[tuple[Any, Mode]] = [(operation.answer, "serialization") for operation in operations]
     shapes_of += [
         (operation.model("body"), "validation") for operation in operations if operation.method == "POST"

@@ -1,12 +1,12 @@
-"""The routes of dead letters, of their groups (spec dlq 10) and of parked retries, and their pages."""
+"""The routes of dead letters, of their groups (spec dlq 10) and of what waits, and their pages."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from datetime import timedelta
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -22,7 +22,7 @@ from ..operations.replaying import Bulk
 from ..rules.fingerprint import is_fingerprint
 from ..rules.job import format_time
 from ..rules.policy import RetryPolicy
-from ..store import EVERYTHING, Filter, Letter, Page, ParkedPage, Stats, matches
+from ..store import EVERYTHING, Filter, Letter, Page, Parked, ParkedPage, Stats, matches
 from . import requests, shapes
 from .answers import invalid, not_found
 from .operations import Bulks, unconfirmed
@@ -32,6 +32,7 @@ from .requests import (
     Counted,
     GroupsQuery,
     LettersQuery,
+    Move,
     MuteBody,
     Older,
     OlderQuery,
@@ -131,7 +132,7 @@ def _sum(counts: Mapping[str, int], pattern: str) -> int:
     return sum(count for text, count in counts.items() if matches(text, pattern))
 
 
-#: The most characters of arguments and meta that a list has; a single letter or retry has all.
+#: The most characters of arguments and meta that a list has; a single letter or job has all.
 LISTED = 2_000
 
 
@@ -316,49 +317,69 @@ def _checked(fingerprint: str) -> str:
     return fingerprint
 
 
-RETRIES: list[Operation] = []
+WAITING: list[Operation] = []
 
 
-class Retries:
-    """Serves the parked retries of a bridge."""
+class Waiting:
+    """Serves the jobs of a bridge: those that wait in the store, and the place of any job."""
 
-    resource = "parked_retry"
+    resource = "job"
 
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
 
-    @answers(RETRIES, "GET", "/retries")
-    def list(self, query: WaitingQuery) -> shapes.ParkedPage:
-        """List parked retries, the next one due first."""
+    @answers(WAITING, "GET", "/waiting")
+    def list(self, query: WaitingQuery) -> shapes.WaitingPage:
+        """List parked retries and scheduled jobs, the next one due first."""
         where = query.where()
         if query.offset and not where.is_plain:
-            raise invalid(f"offset: {query.offset}: goes with queue and type alone; go on by next_cursor")
+            raise invalid(f"offset: {query.offset}: goes with queue, type and kind; go on by next_cursor")
 
         def read(limit: int, cursor: str | None) -> ParkedPage:
-            return self._bridge.retries.list(where, limit=limit, cursor=cursor)
+            return self._bridge.waiting.list(where, limit=limit, cursor=cursor)
 
         def total(_page: ParkedPage) -> int | None:
-            return self._bridge.retries.count() if where == EVERYTHING else None
+            return self._bridge.waiting.count(where) if where == Filter(kind=where.kind) else None
 
         page, place = page_of(read, query, total)
-        jobs = [cast(shapes.Parked, listed(parked.to_ojs())) for parked in page.jobs]
-        return {"jobs": jobs, "total": place["total"], "pagination": place}
+        jobs = [cast(shapes.Waiting, listed(parked.to_ojs())) for parked in page.jobs]
+        short = self._bridge.waiting.in_broker(where)
+        told = cast(shapes.InBroker, short.to_ojs()) if short else None
+        return {"jobs": jobs, "total": place["total"], "in_broker": told, "pagination": place}
 
-    @answers(RETRIES, "POST", "/retries/{id}/run")
-    def run(self, job_id: str) -> shapes.ParkedJob:
-        """Make a parked retry due now; a worker's scheduler publishes it."""
-        parked = self.get(job_id)
-        self._bridge.retries.run(parked["id"])
-        return {"job": {**parked, "next_retry_at": format_time(self._bridge.engine.now())}}
+    @answers(WAITING, "POST", "/waiting/{id}/run")
+    def run(self, job_id: str) -> shapes.WaitingJob:
+        """Make a waiting job due now; a worker's scheduler publishes it."""
+        parked = self._bridge.waiting.get(job_id)
+        self._bridge.waiting.run(parked.id)
+        return _due(parked, self._bridge.engine.now())
 
-    @answers(RETRIES, "GET", "/retries/{id}")
-    def get(self, job_id: str) -> shapes.Parked:
-        """Get a parked retry."""
-        return cast(shapes.Parked, self._bridge.retries.get(job_id).to_ojs())
+    @answers(WAITING, "POST", "/waiting/{id}/move")
+    def move(self, job_id: str, body: Move) -> shapes.WaitingJob:
+        """Make a waiting job due at another time; one in the past is now."""
+        parked = self._bridge.waiting.get(job_id)
+        self._bridge.waiting.move(parked.id, body.at)
+        return _due(parked, max(body.at, self._bridge.engine.now()))
 
-    @answers(RETRIES, "DELETE", "/retries/{id}")
-    def cancel(self, job_id: str) -> shapes.Deleted:
-        """Delete a parked retry: its job never runs again."""
-        parked_id = self._bridge.retries.get(job_id).id
-        self._bridge.retries.cancel(parked_id)
-        return {"deleted": True, "job_id": parked_id}
+    @answers(WAITING, "POST", "/admin/jobs/{id}/cancel")
+    @answers(WAITING, "DELETE", "/jobs/{id}")
+    def cancel(self, job_id: str) -> shapes.CancelledJob:
+        """Cancel a job that waits in the store: it never runs again."""
+        parked = self._bridge.waiting.get(job_id)
+        self._bridge.waiting.cancel(parked.id)
+        at = format_time(self._bridge.engine.now())
+        return {"job": cast(shapes.Cancelled, {**parked.to_ojs(), "state": "cancelled", "cancelled_at": at})}
+
+    @answers(WAITING, "GET", "/jobs/{id}")
+    def info(self, job_id: str) -> shapes.JobInfo:
+        """Tell where a job is: its dead letter, or the job as it waits in the store."""
+        return {"job": self.get(job_id)}
+
+    @answers(WAITING, "GET", "/admin/jobs/{id}")
+    def get(self, job_id: str) -> shapes.JobDetail:
+        """Tell where a job is: its dead letter, or the job as it waits in the store."""
+        return cast(shapes.JobDetail, self._bridge.jobs.get(job_id).to_ojs())
+
+
+def _due(parked: Parked, at: datetime) -> shapes.WaitingJob:
+    return {"job": cast(shapes.Waiting, replace(parked, next_retry_at=at).to_ojs())}

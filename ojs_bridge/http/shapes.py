@@ -45,7 +45,7 @@ class ErrorEntry(TypedDict, total=False):
 
 
 class Job(TypedDict):
-    """The fields of dead letters and parked retries; `note` says why the arguments cannot be read.
+    """The fields of dead letters and waiting jobs; `note` says why the arguments cannot be read.
 
     `hidden` names the fields, such as `args`, in which the redaction hides values.
     """
@@ -91,20 +91,53 @@ class LetterDetail(Letter):
     schedule: list[Annotated[float, Field(ge=0)]]
 
 
-class ParkedMetadata(TypedDict):
-    """The framework of a parked retry, and the reason and the time of its parking."""
+class WaitingMetadata(TypedDict):
+    """The framework of a waiting job, and the reason and the time of its parking."""
 
     framework: str
     reason: str
     parked_at: Time
 
 
-class Parked(Job):
-    """A parked retry."""
+class Waiting(Job):
+    """A parked retry, which is due at `next_retry_at`, or a scheduled job, which is due at `scheduled_at`."""
 
-    state: Literal["retryable"]
-    next_retry_at: Time
-    metadata: ParkedMetadata
+    state: Literal["retryable", "scheduled"]
+    next_retry_at: NotRequired[Time]
+    scheduled_at: NotRequired[Time]
+    metadata: WaitingMetadata
+
+
+class Cancelled(Job):
+    """A job that was cancelled."""
+
+    state: Literal["cancelled"]
+    cancelled_at: Time
+
+
+class CancelledJob(TypedDict):
+    """The answer to a cancellation."""
+
+    job: Cancelled
+
+
+class JobDetail(Job):
+    """A dead letter or a waiting job as the admin API details it."""
+
+    specversion: Literal["1.0"]
+    state: Literal["discarded", "retryable", "scheduled"]
+    created_at: Time | None
+    discarded_at: NotRequired[Time]
+    next_retry_at: NotRequired[Time]
+    scheduled_at: NotRequired[Time]
+    retry_policy: NotRequired[dict[str, Any]]
+    metadata: dict[str, Any]
+
+
+class JobInfo(TypedDict):
+    """Where a job is."""
+
+    job: JobDetail
 
 
 class Pagination(TypedDict):
@@ -125,11 +158,22 @@ class Page(TypedDict):
     pagination: Pagination
 
 
-class ParkedPage(TypedDict):
-    """A page of parked retries; `total` is that of the pagination."""
+class InBroker(TypedDict):
+    """The retries that wait in the broker, because they are due soon."""
 
-    jobs: list[Parked]
+    count: Count
+    next_due_at: Time | None
+
+
+class WaitingPage(TypedDict):
+    """A page of waiting jobs; `total` is that of the pagination.
+
+    `in_broker` is not among them, and null where the filter has more than a queue, a type and a kind.
+    """
+
+    jobs: list[Waiting]
     total: Count | None
+    in_broker: InBroker | None
     pagination: Pagination
 
 
@@ -153,10 +197,10 @@ class ReplayedJob(TypedDict):
     job: Replayed
 
 
-class ParkedJob(TypedDict):
-    """The answer to a change of a parked retry."""
+class WaitingJob(TypedDict):
+    """The answer to a change of a waiting job."""
 
-    job: Parked
+    job: Waiting
 
 
 class Failed(TypedDict):

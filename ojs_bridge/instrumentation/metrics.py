@@ -39,7 +39,7 @@ DURATION = Metric(
 )
 QUEUE_TIME = Metric("ojs.job.queue_time", "Time from when a job was sent or due to its run", buckets=_WAITS)
 PRUNED = Metric("ojs.dead_letter.pruned_total", "Dead letters that retention or an operator has deleted", ())
-CANCELLED = Metric("ojs.job.cancelled", "Parked retries that an operator has cancelled")
+CANCELLED = Metric("ojs.job.cancelled", "Jobs in the store that an operator has cancelled")
 ADDED = Metric("ojs.dead_letter.added_total", "Jobs that have become dead letters")
 REPLAYED = Metric("ojs.dead_letter.retried_total", "Dead letters that were sent back")
 COMPLETED = Metric("ojs.job.completed", "Jobs that have succeeded")
@@ -114,7 +114,9 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("framework", "queue"),
     ),
     "ojs_retries_parked": ("Retries that wait in the store", ()),
-    "ojs_retry_overdue_seconds": ("For how long the oldest parked retry is due", ()),
+    "ojs_retries_in_broker": ("Retries that wait in the broker until they are due", ()),
+    "ojs_jobs_scheduled": ("Jobs that their users have delayed, and that wait in the store", ()),
+    "ojs_waiting_overdue_seconds": ("For how long the oldest job in the store is due", ()),
     "ojs_dead_letter_total": ("Dead letters by job type", ("type",)),
     "ojs_dead_letter_fullness": (
         "Dead letters as a share of their max_count; * are the queues without one of their own",
@@ -155,15 +157,18 @@ def _samples(bridge: Bridge) -> list[Sample]:
     if checks["store"].status != "ok":
         return [("ojs_store_up", (), 0.0), *samples]
     try:
-        stats, parked = bridge.dead_letters.stats(), bridge.retries.count()
+        stats = bridge.dead_letters.stats()
+        parked, scheduled = bridge.retries.count(), bridge.scheduled.count()
     except StoreError:
         return [("ojs_store_up", (), 0.0), *samples]
-    due = _fact(checks, "retries", "oldest_due_at")
+    due, short = _fact(checks, "waiting", "oldest_due_at"), _fact(checks, "waiting", "in_broker")
     samples += [
         ("ojs_store_up", (), 1.0),
         ("ojs_workers_seen", (), _fact(checks, "workers", "seen") or 0),
         ("ojs_retries_parked", (), parked),
-        ("ojs_retry_overdue_seconds", (), max((now - parse_time(due)).total_seconds(), 0) if due else 0),
+        ("ojs_retries_in_broker", (), short["count"]),
+        ("ojs_jobs_scheduled", (), scheduled),
+        ("ojs_waiting_overdue_seconds", (), max((now - parse_time(due)).total_seconds(), 0) if due else 0),
     ]
     for place in ("queue", "host"):
         rows = _fact(checks, "workers", f"{place}s") or ()

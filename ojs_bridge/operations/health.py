@@ -1,4 +1,4 @@
-"""The health of a fleet for probes: store, broker, workers, backlog, parked retries that are overdue.
+"""The health of a fleet for probes: store, broker, workers, backlog, waiting jobs that are overdue.
 
 Each question has a deadline: a store or a broker that keeps silent is an answer, too.
 """
@@ -21,8 +21,10 @@ from ..engine.context import Context
 from ..engine.runs import Backlog
 from ..errors import StoreError
 from ..rules.job import format_time, parse_time
-from ..store import EVERYTHING, Document, Documents, ParkedJobs
+from ..store import EVERYTHING, Document, Documents, Store
 from .letters import every_page
+from .rates import in_broker
+from .waiting import WORDS
 
 Status: TypeAlias = Literal["ok", "unknown", "degraded", "away"]
 
@@ -30,13 +32,13 @@ Status: TypeAlias = Literal["ok", "unknown", "degraded", "away"]
 #: begin a new one, and for how long the store keeps these: so long the dead are missed.
 KIND = "worker"
 BEAT, RENEWED, KEPT = timedelta(seconds=30), timedelta(hours=6), timedelta(days=1)
-#: A worker was seen lately if it wrote within this time. A retry that is due for longer is overdue.
+#: A worker was seen lately if it wrote within this time. A job that is due for longer is overdue.
 LATELY, OVERDUE = timedelta(seconds=90), timedelta(seconds=60)
 #: The seconds that a probe waits by default.
 SECONDS = 3.0
 _PAGE = 1000
 #: The questions by name, and what knows the answer.
-_KNOWS = {"store": "store", "broker": "broker", "workers": "store", "backlog": "broker", "retries": "store"}
+_KNOWS = {"store": "store", "broker": "broker", "workers": "store", "backlog": "broker", "waiting": "store"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The answers by name: `store`, `broker`, `workers`, `backlog`, `retries`."""
+    """The answers by name: `store`, `broker`, `workers`, `backlog`, `waiting`."""
 
     checks: Mapping[str, Check]
 
@@ -143,7 +145,7 @@ class Probe:
         self._workers = workers_in(store.documents)
         return {
             "workers": Workers(self._workers, now).check(),
-            "retries": _retries(store.parked, now),
+            "waiting": _waiting(store, now),
             "store": Check("ok", schema, {"schema": version}),
         }
 
@@ -286,15 +288,17 @@ def _backlog(backlogs: Mapping[str, Sequence[Backlog]], workers: Workers) -> Che
     return Check("degraded" if unserved else "ok", "; ".join([f"{facts['depth']} wait", *unserved]), facts)
 
 
-def _retries(parked: ParkedJobs, now: datetime) -> Check:
-    first = parked.list(EVERYTHING, limit=1, cursor=None).jobs
-    if not first:
-        return Check("ok", "none is parked", {"oldest_due_at": None})
-    due = first[0].next_retry_at
-    facts = {"oldest_due_at": format_time(due)}
-    if now - due > OVERDUE:
-        return Check("degraded", f"the oldest is {(now - due).total_seconds():.0f} s overdue", facts)
-    return Check("ok", "none is overdue", facts)
+def _waiting(store: Store, now: datetime) -> Check:
+    """Return the answer about what waits until it is due, in the store and in the broker."""
+    first, short = store.parked.list(EVERYTHING, limit=1, cursor=None).jobs, in_broker(store.documents, now)
+    due = first[0].next_retry_at if first else None
+    facts = {"oldest_due_at": due and format_time(due), "in_broker": short.to_ojs()}
+    if due and now - due > OVERDUE:
+        late = f"the oldest {WORDS[first[0].kind][0]} is {(now - due).total_seconds():.0f} s overdue"
+        return Check("degraded", late, facts)
+    words = "retry waits" if short.count == 1 else "retries wait"
+    waits = f"; {short.count:,} {words} in the broker" if short.count else ""
+    return Check("ok", f"none is {'overdue' if due else 'parked'}{waits}", facts)
 
 
 class Beat:

@@ -6,13 +6,26 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import Any, TypeAlias
 
 from ..engine.context import Context
-from ..engine.rates import OTHER
+from ..engine.rates import IN_BROKER, OTHER, READ_FOR
 from ..rules.job import format_time
-from ..store import BOUNDS, SECONDS, Filter, Rate, Span, from_ms, index_text, matches, to_ms
+from ..store import (
+    BOUNDS,
+    EVERYTHING,
+    SECONDS,
+    Documents,
+    Filter,
+    Rate,
+    Span,
+    from_ms,
+    index_text,
+    matches,
+    to_ms,
+)
+from .letters import READ, every_page
 
 #: What is shown without a `since`.
 SHOWN = timedelta(days=1)
@@ -78,6 +91,36 @@ def history(context: Context, where: Filter) -> RateHistory:
         _by_type(rates, places, steps),
         {outcome: _seconds(rates, places, steps, outcome) for outcome in TIMED},
     )
+
+
+@dataclass(frozen=True, slots=True)
+class InBroker:
+    """The retries that are due soon, and wait in the broker: their number, and when the first is due."""
+
+    count: int = 0
+    next_due_at: datetime | None = None
+
+    def to_ojs(self) -> dict[str, Any]:
+        """Return it in JSON."""
+        return {"count": self.count, "next_due_at": self.next_due_at and format_time(self.next_due_at)}
+
+
+def in_broker(documents: Documents, now: datetime, where: Filter = EVERYTHING) -> InBroker:
+    """Count the retries of a queue and of job types that workers have sent, and that are not due.
+
+    Workers tell of them every five seconds. Raises StoreError.
+    """
+    seen, waits = set[str](), Counter[int]()
+    pages = every_page(lambda cursor: documents.list(IN_BROKER, limit=READ, cursor=cursor))
+    told = (document for page in pages for document in page.documents)
+    for document in takewhile(lambda document: document.at > now - READ_FOR, told):
+        # The newest document of a process has all of its retries.
+        if document.body["writer"] not in seen:
+            seen.add(document.body["writer"])
+            for due, queue, type_, count in document.body["due"]:
+                if due > now.timestamp() and where.queue in (None, queue) and matches(type_, where.type):
+                    waits[due] += count
+    return InBroker(waits.total(), from_ms(min(waits) * 1000)) if waits else InBroker()
 
 
 def _by_type(rates: Sequence[Rate], places: Sequence[int], steps: int) -> dict[str, dict[str, Series]]:

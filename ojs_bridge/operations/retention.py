@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from ..engine.rates import IN_BROKER, READ_FOR
 from ..engine.scheduler import once_a_period
 from ..errors import ConfigurationError
 from ..rules.notations import duration_at, read_duration
@@ -29,7 +30,13 @@ KIND, SHOWN_FOR, NEARLY_FULL = "retention", timedelta(days=1), 0.9
 _GROUPS, _NAMED = 200, 3
 #: How long the first death of a group without letters is kept, and records of these kinds.
 GROUPS_KEPT = timedelta(days=365)
-RECORDS = {audit.KIND: audit.KEPT, audit.MARK: audit.KEPT, health.KIND: health.KEPT, KIND: SHOWN_FOR}
+RECORDS = {
+    audit.KIND: audit.KEPT,
+    audit.MARK: audit.KEPT,
+    health.KIND: health.KEPT,
+    KIND: SHOWN_FOR,
+    IN_BROKER: READ_FOR,
+}
 
 logger = logging.getLogger("ojs_bridge")
 

@@ -31,6 +31,7 @@ from .letters import (
     said,
     without_group,
 )
+from .rates import InBroker, in_broker
 from .replaying import Bulk
 
 #: So many jobs are changed between two looks at the progress.
@@ -149,6 +150,17 @@ class Waiting:
         if where.is_plain:
             return self._parked.count(where)
         return sum(len(page) for page, _ in self.pages(where, None))
+
+    def in_broker(self, where: Filter = EVERYTHING, **fields: Unpack[Fields]) -> InBroker | None:
+        """Count the retries that are no part of the list: they are due soon, and wait in the broker.
+
+        None for a filter of more than a queue, a type and a kind: only the broker has their arguments.
+        """
+        where = self._where(replace(where, **fields))
+        if where.kind == "scheduled":
+            return InBroker()
+        documents = self._context.store_for("waiting jobs").documents
+        return in_broker(documents, self._context.clock(), where) if where.is_plain else None
 
     def pages(self, where: Filter, cursor: str | None) -> Iterator[tuple[Sequence[Parked], str | None]]:
         """Yield pages of jobs as they are stored, the next due first, each with the cursor after it."""

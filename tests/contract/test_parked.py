@@ -60,6 +60,21 @@ def test_a_parked_retry_that_is_cancelled_never_runs(fleet: Fleet) -> None:
             act(job)
 
 
+def test_a_retry_that_is_due_soon_waits_in_the_broker_and_is_counted(fleet: Fleet) -> None:
+    """It is no part of the list."""
+    soon = {"initial_interval": "PT15S", "jitter": False}
+    sent = fleet.bridge.engine.now()
+    job = fleet.send("act", raises(OSError), "ok", policy=soon)
+    eventually(lambda: fleet.bridge.counts()["retryable"] == 1, seconds=30, what="a counted retry")
+    found = fleet.bridge.retries.in_broker(queue=fleet.queue)
+    assert found is not None
+    assert found.next_due_at is not None
+    assert (found.count, fleet.bridge.retries.count(), len(fleet.runs(job))) == (1, 0, 1)
+    assert found.next_due_at - sent > timedelta(seconds=15)
+    end(fleet, job)
+    assert fleet.bridge.counts()["retryable"] == 0
+
+
 @pytest.mark.parametrize("kind", ["celery-rabbitmq", "dramatiq-rabbitmq"])
 def test_a_parked_retry_whose_queue_is_gone_has_it_declared_again(
     made: Callable[..., Fleet], kind: str

@@ -29,7 +29,7 @@ OPERATOR = "the-operators-own-token"
 READER = "the-readers-own-token"
 API = "/ojs/v1"
 LETTERS = f"{API}/dead-letter"
-RETRIES = f"{API}/retries"
+WAITING, JOBS = f"{API}/waiting", f"{API}/jobs"
 OWN = {"X-OJS-Bridge": "1"}
 
 
@@ -50,7 +50,7 @@ class House:
         return found
 
     def park(self, job_id: str, **fields: Any) -> None:
-        """Park a retry that is due in an hour."""
+        """Park a retry, or a scheduled job, that is due in an hour."""
         assert self.bridge.store is not None
         due = self.bridge.engine.now() + timedelta(hours=1)
         self.bridge.store.parked.park(

@@ -21,7 +21,19 @@ from ojs_bridge import ConfigurationError
 from ojs_bridge.http import app_for
 from ojs_bridge.http.guarding import Access, tokens_of
 from tests.forking import started
-from tests.http.doors import API, LETTERS, OPERATOR, OWN, READER, RETRIES, House, client_at, house, with_token
+from tests.http.doors import (
+    API,
+    JOBS,
+    LETTERS,
+    OPERATOR,
+    OWN,
+    READER,
+    WAITING,
+    House,
+    client_at,
+    house,
+    with_token,
+)
 from tests.http.test_letters import refused
 from tests.http.test_operations import begin, ended
 from tests.servers import eventually
@@ -75,8 +87,9 @@ def test_each_write_takes_a_reason(door: House) -> None:
         ("POST", f"{LETTERS}/retry", {"confirm": True, "filter": {"type": "nothing"}}),
         ("DELETE", f"{LETTERS}?confirm=true&type=nothing", {}),
         ("DELETE", LETTERS, {"confirm": True, "filter": {"type": "nothing"}}),
-        ("POST", f"{RETRIES}/r-1/run", {}),
-        ("DELETE", f"{RETRIES}/r-1", {}),
+        ("POST", f"{WAITING}/r-1/run", {}),
+        ("POST", f"{WAITING}/r-1/move", {"at": "2030-01-01T00:00:00Z"}),
+        ("DELETE", f"{JOBS}/r-1", {}),
     ]
     for method, path, body in asked:
         answer = client.request(method, path, json={**body, **why})

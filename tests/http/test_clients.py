@@ -27,7 +27,7 @@ from tests.http.doors import (
     LETTERS,
     OPERATOR,
     READER,
-    RETRIES,
+    WAITING,
     House,
     client_at,
     house,
@@ -102,7 +102,7 @@ def test_a_list_has_its_total_and_a_letter_its_death_at_the_top(door: House) -> 
     jobs = door.client.get(LETTERS, headers=CLI).json()["jobs"]
     assert {job["id"]: job["discarded_at"] for job in jobs} == died
     assert door.client.get(f"{LETTERS}/j-1", headers=CLI).json()["discarded_at"] == died["j-1"]
-    assert door.client.get(RETRIES, headers=CLI).json()["total"] == 1
+    assert door.client.get(WAITING, headers=CLI).json()["total"] == 1
 
 
 def test_the_manifest(door: House) -> None:
@@ -305,6 +305,7 @@ def test_the_admin_ui_counts(door: House) -> None:
     door.bury("j-1")
     for name in ("r-1", "r-2"):
         door.park(name)
+    door.park("s-1", kind="scheduled")
     door.outbox.waiting = {"q": 5}
     Beat(door.bridge.engine.context, FRAMEWORK, lambda: ["q", "r"]).tell()
     store = door.bridge.store
@@ -317,7 +318,8 @@ def test_the_admin_ui_counts(door: House) -> None:
     assert client.get(f"{ADMIN}/stats", headers=UI).json() == {
         "queues": 2, "workers": 1,
         "jobs": {
-            **dict.fromkeys(counts, 0), "available": 5, "retryable": 2, "completed": 100, "discarded": 1,
+            **dict.fromkeys(counts, 0), "available": 5, "retryable": 2, "scheduled": 1, "completed": 100,
+            "discarded": 1,
         },
         "throughput": {"processed_per_minute": 2, "failed_per_minute": 1},
     }  # fmt: skip

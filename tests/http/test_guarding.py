@@ -25,7 +25,7 @@ from ojs_bridge.http.guarding import (
     tokens_of,
 )
 from ojs_bridge.http.routes import MAX_BODY
-from tests.http.doors import API, LETTERS, OPERATOR, READER, RETRIES, House, client_at, house, with_token
+from tests.http.doors import API, JOBS, LETTERS, OPERATOR, READER, House, client_at, house, with_token
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_a_write_that_a_foreign_page_could_send(door: House, headers: dict[str, 
         ("POST", f"{LETTERS}/retry"),
         ("DELETE", f"{LETTERS}/j-1"),
         ("DELETE", f"{LETTERS}?confirm=true"),
-        ("DELETE", f"{RETRIES}/j-1"),
+        ("DELETE", f"{JOBS}/j-1"),
     )
     for method, path in writes:
         body = b"" if "?" in path else b'{"confirm": true}'

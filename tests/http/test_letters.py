@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, get_type_hints
 from urllib.parse import quote
@@ -21,8 +22,9 @@ from ojs_bridge.http.app import guarded
 from ojs_bridge.operations.dead_letters import DeadLetters
 from ojs_bridge.rules.failures import MAX_MESSAGE, cut
 from ojs_bridge.rules.job import format_time, parse_time
+from ojs_bridge.store import KINDS
 from tests.conftest import store_url
-from tests.http.doors import API, LETTERS, OWN, RETRIES, House, client_at, house, listening, unlimited
+from tests.http.doors import API, JOBS, LETTERS, OWN, WAITING, House, client_at, house, listening, unlimited
 from tests.operations.test_operating import celery_message
 from tests.servers.ports import free_port
 from tests.store.test_parked import parked
@@ -37,7 +39,8 @@ def door(tmp_path: Any) -> House:
 
 def test_the_shapes_have_each_field_that_is_shown() -> None:
     """The OpenAPI document allows other fields, and would not tell of one that a shape lacks."""
-    for shown, shape in ((letter().to_ojs(), shapes.Letter), (parked().to_ojs(), shapes.Parked)):
+    waiting = {name: x for kind in KINDS for name, x in replace(parked(), kind=kind).to_ojs().items()}
+    for shown, shape in ((letter().to_ojs(), shapes.Letter), (waiting, shapes.Waiting)):
         told = get_type_hints(shape)
         assert told.keys() == shown.keys(), f"fields of {shape.__name__} in ojs_bridge/http/shapes.py"
         told = get_type_hints(told["metadata"])
@@ -299,8 +302,8 @@ def test_a_query_that_is_wrong(door: House, query: str, told: str) -> None:
     assert error["message"].startswith(told)
 
 
-READS = ["dead-letter", "dead-letter/stats", "dead-letter/timeline", "dead-letter/groups", "retries", "rates"]
-READS += ["operations", "audit", "marks", "health", "openapi.json", "dead-letter/j-1", "retries/j-1"]
+READS = ["dead-letter", "dead-letter/stats", "dead-letter/timeline", "dead-letter/groups", "waiting", "rates"]
+READS += ["operations", "audit", "marks", "health", "openapi.json", "dead-letter/j-1", "jobs/j-1"]
 
 
 @pytest.mark.parametrize("path", [*(f"{API}/{path}" for path in READS), "/metrics"])
@@ -414,9 +417,8 @@ def test_a_store_that_is_down(unused_port: int) -> None:
     """Every route says so, and the answer does not name the store's address."""
     client = client_at(Bridge(f"redis://user:secret@127.0.0.1:{unused_port}/0"), unlimited())
     letters = [("GET", ""), ("GET", "/x"), ("GET", "/stats"), ("POST", "/x/retry"), ("DELETE", "/x")]
-    retries = [("GET", ""), ("GET", "/x"), ("POST", "/x/run"), ("DELETE", "/x")]
-    calls = [(method, LETTERS + path) for method, path in letters]
-    for method, path in [*calls, *((method, RETRIES + path) for method, path in retries)]:
+    others = [("GET", WAITING), ("GET", f"{JOBS}/x"), ("POST", f"{WAITING}/x/run"), ("DELETE", f"{JOBS}/x")]
+    for method, path in [*((method, LETTERS + path) for method, path in letters), *others]:
         answer = client.request(method, path)
         refused(answer, 503, "backend_error")
         assert "127.0.0.1" not in answer.text
@@ -523,7 +525,7 @@ def test_no_door_shows_a_secret_that_code_has_written() -> None:
         door.bury(f"j-{n}", errors=(*errors[n:], *errors[:n]), **fields)
     door.park("p-1", state={"errors": [*errors]}, **fields)
     told = [door.client.get(f"{LETTERS}/j-{n}").json() for n in range(5)]
-    paths = ("/dead-letter", "/dead-letter/groups", "/retries", "/retries/p-1", "/admin/dead-letter")
+    paths = ("/dead-letter", "/dead-letter/groups", "/waiting", "/jobs/p-1", "/admin/dead-letter")
     told += [
         door.client.get(f"{API}{path}").json() for path in (*paths, "/admin/jobs/j-1", "/admin/jobs/p-1")
     ]

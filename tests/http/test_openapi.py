@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
 from ojs_bridge.http.app import document, guarded
+from ojs_bridge.store import KINDS
 from tests.http.doors import API, OWN, House, house, listening, unlimited
 from tests.operations.test_operating import celery_message, dramatiq_message
 
@@ -40,18 +41,17 @@ def fill(door: House) -> None:
         born = died if n % 2 else None
         found = {"message": messages[n % 4], "retry": policy, "policy": policy}
         door.bury(f"j-{n}", discarded_at=died, created_at=born, **found)
-        door.park(f"j-{n}")
+        door.park(f"j-{n}", kind=KINDS[n % 2])
 
 
 def beyond_schemas(case: schemathesis.Case) -> bool:
     """Return whether a request may break a rule that no schema can tell: of two parameters, or a policy's."""
     body = case.body if isinstance(case.body, dict) else {}
     override = body.get("override")
-    bulk = body.get("action") is not None and {"filter", "ids", "override", "rate", "stop_if_failing"} & {
-        *body
-    }
+    told = {"filter", "ids", "override", "rate", "stop_if_failing", "at"} & {*body}
+    bulk = body.get("action") is not None and (told or body["action"] == "move")
     policy = isinstance(override, dict) and "retry" in override
-    searched = {"text", "error_type", "since", "until"} if case.path.endswith("/retries") else {"text"}
+    searched = {"text", "error_type", "since", "until"} if case.path.endswith("/waiting") else {"text"}
     skipped = "offset" in case.query and searched & set(case.query)
     page = str(case.query.get("page", ""))
     far = page.isdigit() and int(page) > 100

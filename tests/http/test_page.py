@@ -534,7 +534,7 @@ def test_a_window_between_two_times(page: Page, door: Door) -> None:
         "#letters?que=celery", "#letters?within=7", "#letters?within=3600&since=2026-11-21T10:00:00Z",
         "#letters?queue=a&queue=celery", "#letters?order=count", "#lettres?queue=celery",
         "?queue=celery#letters", "#letters?since=yesterday", "#groups?text=a", "#groups?muted=1",
-        "#retries?group=0123456789abcdef",
+        "#waiting?group=0123456789abcdef",
         "#audit?queue=celery", "#rates?until=2026-11-21T10:00:00Z", "#rates?within=7", "#rates?open=a",
     ],
 )  # fmt: skip
@@ -673,23 +673,23 @@ def test_parked_retries_count_down(page: Page, door: Door) -> None:
                 state={"v": 1, "attempt": 2}, message={"args": [1]},
             )
         )  # fmt: skip
-    page.get_by_role("link", name="Parked retries").click()
-    expect(page.locator("#retries li")).to_have_count(2)
-    first = page.locator('#retries li[data-id="run"] time')
+    page.get_by_role("link", name="Waiting").click()
+    expect(page.locator("#waiting li")).to_have_count(2)
+    first = page.locator('#waiting li[data-id="run"] time')
     expect(first).to_have_text(re.compile("^in (2:00|1:5[0-9]):"))
     expect(first).not_to_have_text(first.inner_text())
-    page.locator('#retries li[data-id="run"]').get_by_role("button", name="Run now").click()
-    asked(page, "Run the retry now", "Let it wait")
+    page.locator('#waiting li[data-id="run"]').get_by_role("button", name="Run now").click()
+    asked(page, "Run the job now", "Let it wait")
     page.locator("#question-yes").click()
-    expect(page.locator('#retries li[data-id="run"] time')).to_have_text("due")
-    page.locator('#retries li[data-id="cancel"]').get_by_role("button", name="Cancel").click()
-    asked(page, "Cancel the retry", "Keep it")
+    expect(page.locator('#waiting li[data-id="run"] time')).to_have_text("due")
+    page.locator('#waiting li[data-id="cancel"]').get_by_role("button", name="Cancel").click()
+    asked(page, "Cancel the job", "Keep it")
     page.keyboard.press("Enter")
     expect(page.locator("#question")).to_be_hidden()
-    expect(page.locator("#retries li")).to_have_count(2)
-    page.locator('#retries li[data-id="cancel"]').get_by_role("button", name="Cancel").click()
+    expect(page.locator("#waiting li")).to_have_count(2)
+    page.locator('#waiting li[data-id="cancel"]').get_by_role("button", name="Cancel").click()
     page.locator("#question-yes").click()
-    expect(page.locator("#retries li")).to_have_count(1)
+    expect(page.locator("#waiting li")).to_have_count(1)
     Bridge(door.store).retries.cancel("run")
 
 
@@ -716,13 +716,13 @@ def park_six(door: Door, queue: str, word: str) -> Bridge:
 
 def test_a_parked_retry_is_found_opened_and_run(page: Page, door: Door) -> None:
     bridge = park_six(door, "wait", "r")
-    page.get_by_role("link", name="Parked retries").click()
-    retries, form = page.locator("#retries li"), page.locator("#retries-filters")
+    page.get_by_role("link", name="Waiting").click()
+    retries, form = page.locator("#waiting li"), page.locator("#waiting-filters")
     expect(retries).to_have_count(6)
-    expect(page.locator("#retries-short")).to_contain_text("such waits began in the last hour")
+    expect(page.locator("#waiting-short")).to_have_text("None waits there now.")
     form.locator("[name=text]").fill("NO ANSWER 3")
     expect(retries).to_have_count(1)
-    expect(page.locator("#retries-end")).to_have_text("1 in all")
+    expect(page.locator("#waiting-end")).to_have_text("1 in all")
     page.reload()
     expect(form.locator("[name=text]")).to_have_value("NO ANSWER 3")
     retries.first.focus()
@@ -730,10 +730,10 @@ def test_a_parked_retry_is_found_opened_and_run(page: Page, door: Door) -> None:
     detail = page.locator("#detail")
     expect(detail).to_contain_text("external.timeout: no answer 3")
     expect(detail.locator("dt")).to_contain_text(["parked", "due"])
-    expect(detail.get_by_role("button")).to_have_text(["Close", "Run now", "Cancel"])
+    expect(detail.get_by_role("button")).to_have_text(["Close", "Run now", "Move…", "Cancel"])
     assert "open=r-3" in page.url
     detail.get_by_role("button", name="Run now").click()
-    asked(page, "Run the retry now", "Let it wait")
+    asked(page, "Run the job now", "Let it wait")
     page.locator("#question-yes").click()
     expect(detail).to_be_hidden()
     assert bridge.retries.get("r-3").next_retry_at <= bridge.engine.now()
@@ -743,32 +743,74 @@ def test_a_parked_retry_is_found_opened_and_run(page: Page, door: Door) -> None:
 
 def test_parked_retries_are_run_or_cancelled_by_the_many(page: Page, door: Door) -> None:
     bridge = park_six(door, "wait", "many")
-    page.get_by_role("link", name="Parked retries").click()
-    retries, form = page.locator("#retries li"), page.locator("#retries-filters")
+    page.get_by_role("link", name="Waiting").click()
+    retries, form = page.locator("#waiting li"), page.locator("#waiting-filters")
     form.locator("[name=queue]").fill("wait")
     expect(retries).to_have_count(5)
     for n in (1, 2):
-        page.locator(f'#retries li[data-id="many-{n}"] input').check()
-    page.get_by_role("button", name="Run the selected now").click()
-    asked(page, "Run 2 retries now", "Let them wait")
+        page.locator(f'#waiting li[data-id="many-{n}"] input').check()
+    page.locator("#waiting-actions").get_by_role("button", name="Run now").click()
+    asked(page, "Run 2 jobs now", "Let them wait")
     page.locator("#question-yes").click()
-    expect(page.locator("#told")).to_contain_text("Made 2 retries due at")
+    expect(page.locator("#told")).to_contain_text("Made 2 jobs due at")
     assert all(bridge.retries.get(f"many-{n}").next_retry_at <= bridge.engine.now() for n in (1, 2))
     page.get_by_role("button", name="Cancel all that match").click()
     expect(page.locator("#question-text")).to_contain_text("queue: wait")
     expect(page.locator("#question-text")).to_contain_text("never runs again")
-    asked(page, "Cancel 5 retries", "Keep them")
+    asked(page, "Cancel 5 jobs", "Keep them")
     page.locator("#question-yes").click()
-    expect(page.locator("#told")).to_contain_text("Cancelled 5 retries at")
+    expect(page.locator("#told")).to_contain_text("Cancelled 5 jobs at")
     expect(retries).to_have_count(0)
     form.get_by_role("button", name="Clear").click()
     expect(retries).to_have_count(1)
     retries.first.focus()
     page.keyboard.press("d")
-    asked(page, "Cancel the retry", "Keep it")
+    asked(page, "Cancel the job", "Keep it")
     page.locator("#question-yes").click()
-    expect(page.locator("#retries-end")).to_have_text("No retry is parked.")
+    expect(page.locator("#waiting-end")).to_have_text("Nothing waits.")
     assert bridge.operations.list(limit=1)[0].action == "cancel"
+
+
+def test_a_scheduled_job_is_seen_moved_and_cancelled(page: Page, door: Door) -> None:
+    """Beside the retries, in the same list; a time in the reader's own zone is asked for."""
+    bridge = park_six(door, "wait", "both")
+    now = bridge.engine.now()
+    job = {"kind": "scheduled", "attempt": 1, "fence": 0, "max_attempts": 3, "state": {"v": 1, "attempt": 1}}
+    for name, hours in (("s-1", 30), ("s-2", 40)):
+        due = now + timedelta(hours=hours)
+        door.store.parked.park(parked(name, framework="nobody", next_retry_at=due, **job))
+    page.get_by_role("link", name="Waiting").click()
+    waiting, form = page.locator("#waiting li"), page.locator("#waiting-filters")
+    expect(waiting).to_have_count(8)
+    form.locator("[name=kind]").select_option("scheduled")
+    expect(waiting).to_have_count(2)
+    assert "kind=scheduled" in page.url
+    expect(waiting.first).to_contain_text("Scheduled")
+    expect(waiting.first).to_contain_text("1 of 3")
+    waiting.first.get_by_role("button", name="Move…").click()
+    expect(page.locator("#question-yes")).to_have_text("Move the job")
+    page.locator("#question-at").fill("2030-01-02T03:04")
+    page.locator("#question-yes").click()
+    expect(page.locator("#told")).to_contain_text("Moved the job at")
+    there = page.evaluate("new Date('2030-01-02T03:04').toISOString()")
+    eventually(lambda: bridge.scheduled.get("s-1").to_ojs()["scheduled_at"] == there)
+    expect(waiting.first).to_have_attribute("data-id", "s-2")
+    page.get_by_role("button", name="Move all that match…").click()
+    expect(page.locator("#question-text")).to_contain_text("kind: scheduled")
+    page.locator("#question-at").fill("")
+    page.locator("#question-yes").click()
+    expect(page.locator("#question")).to_be_visible()
+    page.locator("#question-at").fill("2031-01-01T00:00")
+    page.locator("#question-yes").click()
+    expect(page.locator("#told")).to_contain_text("Moved 2 jobs at")
+    assert {found.next_retry_at.year for found in bridge.scheduled.list().jobs} <= {2030, 2031}
+    waiting.first.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#detail")).to_contain_text("scheduled")
+    page.locator("#detail").get_by_role("button", name="Cancel").click()
+    page.locator("#question-yes").click()
+    expect(waiting).to_have_count(1)
+    bridge.operations.run(bridge.operations.begin("cancel"))
 
 
 def figure(page: Page, title: str) -> Any:
@@ -908,11 +950,11 @@ def test_a_reader_and_a_wrong_token(browser: Browser, door: Door) -> None:
         expect(page.locator("#detail menu button:enabled")).to_have_text(["Close"])
         expect(page.locator("#detail")).to_contain_text("This token can only read.")
         page.keyboard.press("Escape")
-        page.get_by_role("link", name="Parked retries").click()
-        expect(page.locator("#retries button:disabled")).to_have_count(2)
+        page.get_by_role("link", name="Waiting").click()
+        expect(page.locator("#waiting button:disabled")).to_have_count(3)
         page.evaluate(f"sessionStorage.setItem('ojs-bridge-token', '{OPERATOR}')")
         page.keyboard.press("g")
-        expect(page.locator("#retries button:enabled")).to_have_count(2)
+        expect(page.locator("#waiting button:enabled")).to_have_count(3)
         expect(page.locator("#reader")).to_be_hidden()
         page.close()
     bridge.retries.cancel("later")
@@ -983,13 +1025,13 @@ def test_the_page_is_live(page: Page, door: Door) -> None:
     assert page.evaluate("document.activeElement.mark") == "the same"
     expect(page.locator("#letters-total")).to_have_text(str(total + 2))
     expect(page.locator("#letters-end")).to_have_text("2 in all")
-    page.get_by_role("link", name="Parked retries").click()
-    expect(page.locator("#retries-end")).to_have_text("No retry is parked.")
+    page.get_by_role("link", name="Waiting").click()
+    expect(page.locator("#waiting-end")).to_have_text("Nothing waits.")
     bridge = Bridge(door.store)
     door.store.parked.park(parked("soon", next_retry_at=bridge.engine.now() + timedelta(hours=2)))
-    expect(page.locator("#retries li")).to_have_count(1)
+    expect(page.locator("#waiting li")).to_have_count(1)
     bridge.retries.cancel("soon")
-    expect(page.locator("#retries-end")).to_have_text("No retry is parked.")
+    expect(page.locator("#waiting-end")).to_have_text("Nothing waits.")
     for name in ("stays", "comes"):
         bridge.dead_letters.delete(name)
 
@@ -1164,13 +1206,13 @@ def test_a_store_that_is_away_is_told_once_and_takes_no_orders(browser: Browser)
 
 def check_the_other_views(page: Page, check: Callable[[Page], None]) -> None:
     """Look at each view but the dead letters."""
-    views = {"Groups": "#groups li", "Parked retries": "#retries li", "Rates": "#rates figure"}
+    views = {"Groups": "#groups li", "Waiting": "#waiting li", "Rates": "#rates figure"}
     for view, shown in views.items():
         page.get_by_role("link", name=view).click()
         expect(page.locator(shown).last).to_be_visible()
         check(page)
-        if view == "Parked retries":
-            page.locator("#retries li time").click()
+        if view == "Waiting":
+            page.locator("#waiting li time").click()
             expect(page.locator("#detail")).to_be_visible()
             check(page)
             page.keyboard.press("Escape")

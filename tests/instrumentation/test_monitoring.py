@@ -198,7 +198,7 @@ def test_the_server_tells_what_the_store_knows(shop: House) -> None:
     assert 'ojs_queue_workers{framework="outbox",queue="slow"} 1.0' in text
     assert 'ojs_queue_backlog{framework="outbox",queue="slow"} 7.0' in text
     assert re.search(r'^ojs_queue_oldest_seconds\{framework="outbox",queue="slow"\} 36', text, re.MULTILINE)
-    (overdue,) = re.findall(r"^ojs_retry_overdue_seconds (\S+)", text, re.MULTILINE)
+    (overdue,) = re.findall(r"^ojs_waiting_overdue_seconds (\S+)", text, re.MULTILINE)
     assert float(overdue) > 1_000_000
     assert set(re.findall(r"^(ojs_\w+)", text, re.MULTILINE)) == {*GAUGES}
 

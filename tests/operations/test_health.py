@@ -61,7 +61,7 @@ def test_all_is_well(fleet: Lives) -> None:
     assert bridge.store is not None
     assert statuses(bridge) == {
         "all": "degraded", "store": "ok", "broker": "ok", "workers": "degraded", "backlog": "ok",
-        "retries": "ok",
+        "waiting": "ok",
     }  # fmt: skip
     worker = Bridge(bridge.store)
     worker.start()
@@ -74,11 +74,11 @@ def test_all_is_well(fleet: Lives) -> None:
     Beat(bridge.engine.context, FRAMEWORK).tell()
     now = bridge.engine.now()
     bridge.store.parked.park(parked("soon", next_retry_at=now - timedelta(seconds=30)))
-    assert statuses(bridge)["retries"] == "ok"
+    assert statuses(bridge)["waiting"] == "ok"
     bridge.store.parked.park(parked("late", next_retry_at=now - timedelta(seconds=300)))
     found = bridge.health.check()
-    assert (found.status, found.checks["retries"].status) == ("degraded", "degraded")
-    assert found.checks["retries"].message.startswith("the oldest is 30")
+    assert (found.status, found.checks["waiting"].status) == ("degraded", "degraded")
+    assert found.checks["waiting"].message.startswith("the oldest parked retry is 30")
 
 
 def test_workers_of_long_ago(fleet: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,6 +373,6 @@ def test_on_the_command_line(fleet: Lives, url: str, silent: int) -> None:
     assert bridge.store is not None
     bridge.store.parked.park(parked("late", next_retry_at=bridge.engine.now() - timedelta(hours=1)))
     late = run("health", "--json", store=url)
-    assert (late.code, late.json[0]["checks"]["retries"]["status"]) == (1, "degraded")
+    assert (late.code, late.json[0]["checks"]["waiting"]["status"]) == (1, "degraded")
     away = run("health", "--timeout", "0.3", store=f"redis://127.0.0.1:{silent}")
     assert (away.code, "no answer within 0.3 s" in away.out) == (3, True)

@@ -9,10 +9,10 @@ import * as live from "./live.js";
 import * as operations from "./operations.js";
 import { read } from "./place.js";
 import * as rates from "./rates.js";
-import * as retries from "./retries.js";
 import { byId, guarded, isNear, trouble } from "./view.js";
+import * as waiting from "./waiting.js";
 
-const views = { letters, groups, retries, rates, audit };
+const views = { letters, groups, waiting, rates, audit };
 const current = () => read().view;
 
 function show() {
@@ -56,6 +56,7 @@ const keys = {
   Enter: open,
   x: () => document.activeElement?.closest("li")?.querySelector("input")?.click(),
   r: () => act("r"),
+  m: () => act("m"),
   d: () => act("d"),
   g: show,
   "/": () => byId(`${current()}-filters`)?.querySelector("[type=search]").focus(),
@@ -78,7 +79,7 @@ document.addEventListener("role", () => {
 });
 byId("help-button").addEventListener("click", keys["?"]);
 window.addEventListener("hashchange", show);
-setInterval(retries.tick, 1000);
+setInterval(waiting.tick, 1000);
 operations.whenEnded(() => views[current()].load());
 live.start(
   () => Promise.all([views[current()].refresh(), operations.load()]),

@@ -1,4 +1,4 @@
-// One dead letter or parked retry, whole.
+// One dead letter or waiting job, whole.
 
 import { call, mayWrite, pathOf } from "./api.js";
 import { formOf } from "./changes.js";
@@ -46,7 +46,7 @@ function facts(job) {
     id: job.id, queue: job.queue, attempts: `${job.attempt} of ${job.max_attempts}`, cause: job.metadata.cause,
     framework: job.metadata.framework, replays: job.metadata["ojs.replay_count"],
     enqueued: job.metadata.created_at, died: job.metadata.discarded_at,
-    parked: job.metadata.parked_at, due: job.next_retry_at,
+    state: job.state, parked: job.metadata.parked_at, due: job.next_retry_at || job.scheduled_at,
   };
   const known = Object.entries(told).filter(([, value]) => value !== undefined && value !== null);
   return make("dl", {}, ...known.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, String(value))]));
@@ -72,7 +72,7 @@ function entry(error, n) {
 }
 
 function schedule(job) {
-  if (!job.policy) return [];
+  if (!job.policy || !job.schedule) return [];
   const rows = job.schedule.map((seconds, n) =>
     make("tr", {}, make("td", {}, `retry ${n + 1}`), make("td", {}, `after ${seconds} s`)));
   return [make("h3", {}, "Policy and its schedule"), ...shown(json(job.policy)), make("table", {}, ...rows)];

@@ -114,7 +114,7 @@ export function renew(list, jobs, isWhole, row) {
 
 // A text that differs when an entry has changed, or has come back.
 export const versionOf = (entry) =>
-  entry.next_retry_at || entry.metadata?.discarded_at || [entry.at, entry.outcome, entry.count].join(" ");
+  entry.next_retry_at || entry.scheduled_at || entry.metadata?.discarded_at || [entry.at, entry.outcome, entry.count].join(" ");
 
 function keepFocus(list) {
   const at = document.activeElement, li = list.contains(at) ? at.closest("li") : null;

@@ -5,7 +5,7 @@ import { addressOf } from "./place.js";
 import { byId, deed, guarded, make, question, tell, trouble } from "./view.js";
 
 const KIND = "operations";
-const ACTION = { Replay: "retry", Delete: "purge", Run: "run", Cancel: "cancel" };
+const ACTION = { Replay: "retry", Delete: "purge", Run: "run", Move: "move", Cancel: "cancel" };
 const VERB = Object.fromEntries(Object.entries(ACTION).map(([verb, action]) => [action, verb]));
 // An operation that stopped or failed is offered to be resumed for so long.
 const RECENT = 600_000;
@@ -31,7 +31,9 @@ export async function begin(verb, choice) {
 // A server refuses to begin without consent, and tells how many it would be, of which types, and until when.
 async function preview(verb, filter) {
   try {
-    return await call("POST", KIND, { body: { action: ACTION[verb], filter } });
+    // The time of a move is asked for afterwards.
+    const at = verb === "Move" ? { at: new Date().toISOString() } : {};
+    return await call("POST", KIND, { body: { action: ACTION[verb], filter, ...at } });
   } catch (error) {
     if (error.details?.matched !== undefined) return error.details;
     throw error;

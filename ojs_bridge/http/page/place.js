@@ -1,6 +1,6 @@
 // Where the reader is: the view, the filters and the open letter stand in the address, to be kept and shared.
 
-const VIEWS = ["letters", "groups", "retries", "rates", "audit"];
+const VIEWS = ["letters", "groups", "waiting", "rates", "audit"];
 
 // `wrong` says what the address has that no view takes: what is left out of a filter would widen it.
 export function read() {

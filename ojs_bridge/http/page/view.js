@@ -86,26 +86,30 @@ export async function guarded(work) {
   }
 }
 
-const LETTERS = ["1 dead letter", "dead letters"], RETRIES = ["the retry", "retries"];
+const LETTERS = ["1 dead letter", "dead letters"], JOBS = ["the job", "jobs"];
 const keep = (count) => (count === 1 ? "Keep it" : "Keep them");
 const DEEDS = {
   Replay: { what: LETTERS, no: () => "Do not replay", done: (what) => `Replayed ${what}` },
   Delete: { what: LETTERS, no: keep, isDanger: true, done: (what) => `Deleted ${what}` },
   Run: {
-    what: RETRIES, after: " now", no: (count) => (count === 1 ? "Let it wait" : "Let them wait"),
+    what: JOBS, after: " now", no: (count) => (count === 1 ? "Let it wait" : "Let them wait"),
     done: (what) => `Made ${what} due`,
   },
+  Move: {
+    what: JOBS, asksTime: true, no: (count) => (count === 1 ? "Leave it" : "Leave them"),
+    done: (what) => `Moved ${what}`,
+  },
   Cancel: {
-    what: RETRIES, no: keep, isDanger: true, told: "What is cancelled never runs again.",
+    what: JOBS, no: keep, isDanger: true, told: "What is cancelled never runs again.",
     done: (what) => `Cancelled ${what}`,
   },
 };
 
 // The words of a question: the deed with its number, the way out, and the news of it.
 export function deed(verb, count) {
-  const { what: [one, many], after = "", no, isDanger = false, told = "", done } = DEEDS[verb];
+  const { what: [one, many], after = "", no, isDanger = false, asksTime = false, told = "", done } = DEEDS[verb];
   const what = count === 1 ? one : `${count.toLocaleString()} ${many}`;
-  return { yes: `${verb} ${what}${after}`, no: no(count), isDanger, told, done: done(what) };
+  return { yes: `${verb} ${what}${after}`, no: no(count), isDanger, asksTime, told, done: done(what) };
 }
 
 // Tells what was done, and what could not be done.
@@ -123,8 +127,12 @@ byId("question-reason").addEventListener("keydown", (event) => {
 });
 
 // Asks before something is done, and shows why it cannot be; resolves to whether it was done. The work is given the
-// reason for the audit, as a part of a body.
-export async function question(text, { yes, no, isDanger, told, done }, work) {
+// reason for the audit, as a part of a body, and the time of a move.
+export async function question(text, { yes, no, isDanger, asksTime, told, done }, work) {
+  const at = byId("question-at");
+  at.parentElement.hidden = !asksTime;
+  // An hour from now, in the reader's own time.
+  at.value = new Date(Date.now() + 3_600_000).toLocaleString("sv").slice(0, 16).replace(" ", "T");
   const dialog = byId("question"), button = byId("question-yes");
   byId("question-title").textContent = `${yes}?`;
   byId("question-text").textContent = seen([text, told].filter(Boolean).join("\n"));
@@ -139,12 +147,13 @@ export async function question(text, { yes, no, isDanger, told, done }, work) {
   return new Promise((resolve) => {
     const act = async (event) => {
       event.preventDefault();
+      if (asksTime && !at.reportValidity()) return;
       button.disabled = true;
       byId("question-no").textContent = "Close";
       tell("");
       try {
         const reason = byId("question-reason").value.trim();
-        await work(reason ? { reason } : {});
+        await work({ ...(reason && { reason }), ...(asksTime && { at: new Date(at.value).toISOString() }) });
         if (done) tell(done);
         resolve(true);
       } catch (error) {
