@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
 
+import psycopg
 import pytest
 
+from ojs_bridge import NotInTransaction
 from tests.contract.conftest import SERVED, make, working
 from tests.contract.fleet import Fleet, await_runs, end
+from tests.contract.sender import STEPS
 from tests.contract.steps import raises
-from tests.servers import eventually
-from tests.transactions import WAYS, Undone, savepoint
+from tests.forking import Forked, module
+from tests.servers import Postgres, eventually
+from tests.transactions import WAYS, Undone, fail, of_psycopg, savepoint
 
 ON_POSTGRES = [name for name, (store, _) in WAYS.items() if store == "postgres"]
-ON_SQLITE = [name for name, (store, _) in WAYS.items() if store == "sqlite"]
 
 
 @pytest.fixture(scope="module", params=SERVED)
@@ -31,7 +36,7 @@ def on_postgres(
 
 
 @pytest.fixture(scope="module")
-def transactions_url(postgres: Any) -> Iterator[str]:
+def transactions_url(postgres: Postgres) -> Iterator[str]:
     """The URL of a database for these tests."""
     postgres.execute("CREATE DATABASE transactions")
     yield postgres.url_of("transactions")
@@ -94,3 +99,68 @@ def test_a_job_of_a_transaction_is_as_any_other(fleet: Fleet) -> None:
     assert fleet.runs(later)[0].at >= began + 1.4
     eventually(lambda: fleet.followed(f"{fleet.queue}-next") == ["result"], what="its next job")
     assert end(fleet, followed).type == "job.completed"
+
+
+@pytest.mark.parametrize("way", [name for name in ON_POSTGRES if name in ("psycopg", "django")])
+def test_a_sender_that_is_killed_after_the_commit_has_sent_its_job_once(
+    fleet: Fleet, way: str, tmp_path: Path
+) -> None:
+    """What it has claimed is published when its claim has ended."""
+    jobs = {step: f"{fleet.queue}-{way}-{step}" for step in STEPS}
+    environment = {**os.environ, **fleet.settings.to_env()}
+    senders = [
+        Forked(
+            module,
+            *("tests.contract.sender", fleet.framework, way, step, job),
+            env=environment,
+            log=tmp_path / f"{step}.log",
+        )
+        for step, job in jobs.items()
+    ]
+    for step, sender in zip(STEPS, senders, strict=True):
+        assert sender.wait(90) == -signal.SIGKILL, (tmp_path / f"{step}.log").read_text()
+    for step in STEPS:
+        if step != "sent":
+            assert end(fleet, jobs[step]).type == "job.completed"
+    eventually(lambda: fleet.bridge.scheduled.count() == 0, seconds=60, what="an empty store")
+    eventually(lambda: fleet.left() == 0, what="an empty queue")
+    assert {step: len(fleet.runs(job)) for step, job in jobs.items()} == {
+        **dict.fromkeys(STEPS, 1),
+        "sent": 0,
+    }
+
+
+@pytest.mark.parametrize("kind", ["celery-valkey", "dramatiq-valkey"])
+def test_a_database_that_is_killed_keeps_what_was_committed(made: Callable[..., Fleet], kind: str) -> None:
+    with Postgres() as server:
+        fleet = made(kind, store=server.url)
+        fleet.start(2).await_ready()
+        with suppress(psycopg.OperationalError), of_psycopg(server.url) as given:
+            lost = fleet.send("act", "ok", within=given)
+            server.kill()
+        server.restart()
+        with of_psycopg(server.url) as given:
+            kept = [fleet.send("act", "ok", within=given) for _ in range(20)]
+        server.kill()
+        time.sleep(1)
+        server.restart()
+        for job in kept:
+            assert end(fleet, job).type == "job.completed"
+        eventually(lambda: fleet.bridge.scheduled.count() == 0, seconds=60, what="an empty store")
+        assert [len(fleet.runs(job)) for job in (lost, *kept)] == [0, *[1] * 20]
+        fleet.bridge.engine.close()
+        fleet.close()
+
+
+def test_what_cannot_be_sent_in_a_transaction_is_not_sent(fleet: Fleet, postgres_url: str) -> None:
+    _, begin = WAYS["psycopg"]
+    with begin(postgres_url) as elsewhere:
+        for given, why in ((7, "is not a connection"), (elsewhere, "does not see the tables of the store")):
+            with pytest.raises(NotInTransaction, match=why):
+                fleet.send("act", "ok", within=given)
+    with suppress(Undone), begin(fleet.store) as failed:
+        fail(failed)
+        with pytest.raises(NotInTransaction, match="the transaction has failed"):
+            fleet.send("act", "ok", within=failed)
+        raise Undone
+    assert (fleet.bridge.scheduled.count(), fleet.left()) == (0, 0)
