@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -38,9 +39,10 @@ def on_postgres(
 @pytest.fixture(scope="module")
 def transactions_url(postgres: Postgres) -> Iterator[str]:
     """The URL of a database for these tests."""
-    postgres.execute("CREATE DATABASE transactions")
-    yield postgres.url_of("transactions")
-    postgres.execute("DROP DATABASE transactions WITH (FORCE)")
+    name = f"t{uuid4().hex[:10]}"
+    postgres.execute(f"CREATE DATABASE {name}")
+    yield postgres.url_of(name)
+    postgres.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture

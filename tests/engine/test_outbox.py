@@ -147,6 +147,7 @@ def test_a_forked_child_publishes_its_own_jobs(
             with begin() as given:
                 put(bridge, given, "of the child")
             eventually(lambda: broker.published == ["of the parent", "of the child"], seconds=8)
+            bridge.engine.close()
             os._exit(7)
         except BaseException:
             traceback.print_exc()

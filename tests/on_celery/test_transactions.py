@@ -24,9 +24,10 @@ needs_django = pytest.mark.skipif(not HAS_DJANGO, reason="needs Django")
 @pytest.fixture(scope="module")
 def url(postgres: Postgres) -> Iterator[str]:
     """The URL of a database for these tests."""
-    postgres.execute("CREATE DATABASE celery_transactions")
-    yield postgres.url_of("celery_transactions")
-    postgres.execute("DROP DATABASE celery_transactions WITH (FORCE)")
+    name = f"t{uuid4().hex[:10]}"
+    postgres.execute(f"CREATE DATABASE {name}")
+    yield postgres.url_of(name)
+    postgres.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture
