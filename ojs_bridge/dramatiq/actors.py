@@ -24,7 +24,7 @@ from ..bridge import Bridge
 from ..config.policies import MISNAMED
 from ..engine.layers import INTERVALS, WAITS, Layers, NativeJitter, TaskPolicy, in_ojs
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
-from ..messages import RETRY_OPTION
+from ..messages import OUTBOX_OPTION, RETRY_OPTION
 from ..rules.backoff import Rng
 from ..rules.job import Job
 from ..rules.notations import format_interval
@@ -135,8 +135,9 @@ class Actors:
         name, options = actor.actor_name, actor.options
         if not MISNAMED.isdisjoint(options) and (lines := self._misnamed(actor, options, ours=True)):
             raise InvalidOptions([f"actor {name}: {line}" for line in lines])
-        if (parks := options.get(PARK_OPTION)) not in (None, True, False):
-            raise BootError(f"actor {name}: {PARK_OPTION}: {parks!r} must be true or false")
+        for option in (PARK_OPTION, OUTBOX_OPTION):
+            if (said := options.get(option)) not in (None, True, False):
+                raise BootError(f"actor {name}: {option}: {said!r} must be true or false")
 
     def _new_message(
         self, actor: Actor[..., Any], make: Callable[..., Message[Any]], **options: Any

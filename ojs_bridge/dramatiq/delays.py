@@ -1,4 +1,7 @@
-"""A message that its user delays waits in the store: its producer writes it there, or its first worker."""
+"""A message that its user delays, or sends in a transaction: its producer writes it to the store.
+
+If the producer of a delayed message does not, its first worker does.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import os
 import time
 import uuid
 from collections import OrderedDict
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -21,9 +25,11 @@ from ..bridge import Bridge
 from ..engine.runs import Run
 from ..engine.storage_retry import at_once
 from ..errors import InvalidRetryPolicy, InvalidState, StoreError, Unstorable
-from ..messages import HEADER
+from ..messages import HEADER, IN_OPTION, OUTBOX_OPTION
 from ..rules.job import Header
+from ..store import Parked, Transaction
 from .actors import PARK_OPTION, Actors
+from .brokers import kind_of
 from .publishing import SENT_AS, Outgoing, goes_on, send_on
 from .translate import NAME, bare_job, job_of, max_age, time_of
 
@@ -52,8 +58,14 @@ class Delays:
         def enqueue_or_park(message: Message[Any], **options: Any) -> Message[Any]:
             own = message.message_id
             is_fresh = isinstance(own, str) and unsent.pop(own, None) == os.getpid()
-            if (delay := options.get("delay")) and (at := self.until(message, delay)):
-                return self.park(message, delay, at, is_fresh=is_fresh)
+            delay, transaction = options.get("delay"), self._transaction(message)
+            if transaction is not None:
+                rest = {name: value for name, value in message.options.items() if name != IN_OPTION}
+                message = dataclasses.replace(message, options=rest)
+                at = self._after(delay) if delay else self._bridge.engine.now()
+                return self.park(message, delay, at, is_fresh=is_fresh, transaction=transaction)
+            if delay and (until := self.until(message, delay)):
+                return self.park(message, delay, until, is_fresh=is_fresh)
             return enqueue(message, **options)
 
         self._broker.enqueue = enqueue_or_park  # type: ignore[method-assign]
@@ -64,34 +76,68 @@ class Delays:
         Raises ValueError for a delay that ends at no time. Dramatiq itself says what is wrong with one that
         is no number.
         """
-        options, engine = message.options, self._bridge.engine
-        if goes_on() or "eta" in options or "retries" in options or not self._are_parked(message):
+        options, are_parked = message.options, kind_of(self._broker).parks_delays
+        if goes_on() or "eta" in options or "retries" in options or not are_parked:
+            return None
+        if not self._are_parked(message):
             return None
         try:
-            at = engine.now() + timedelta(milliseconds=delay)
+            at = self._after(delay)
         except TypeError:
             return None
+        return at if self._bridge.engine.storing.parks(at) else None
+
+    def _after(self, delay: Any) -> datetime:
+        try:
+            return self._bridge.engine.now() + timedelta(milliseconds=delay)
         except (OverflowError, ValueError):
             raise ValueError(
                 f"delay: {delay!r} must be milliseconds until a time before the year 10000"
             ) from None
-        return at if engine.storing.parks(at) else None
 
-    def park(self, message: Message[Any], delay: Any, at: datetime, *, is_fresh: bool) -> Message[Any]:
+    def _transaction(self, message: Message[Any]) -> Transaction | None:
+        """Return the transaction in which a message is sent, by its option or by that of its actor or bridge.
+
+        Raises NotInTransaction, and ConfigurationError.
+        """
+        outbox, given = self._bridge.engine.outbox, message.options.get(IN_OPTION)
+        if given is not None:
+            return outbox.join(given)
+        actor = self._broker.actors.get(message.actor_name)
+        said = actor.options.get(OUTBOX_OPTION) if actor else None
+        is_said = self._bridge.settings.outbox if said is None else said
+        return outbox.joined() if is_said and not goes_on() and "retries" not in message.options else None
+
+    def park(
+        self,
+        message: Message[Any],
+        delay: Any,
+        at: datetime,
+        *,
+        is_fresh: bool,
+        transaction: Transaction | None = None,
+    ) -> Message[Any]:
         """Send a message to the store, where it waits until a time; return it as the broker returns it.
 
-        The middleware hears of it as of any delayed message. If the store is away, the broker takes it.
-        Raises what the middleware and the encoder raise, and Unstorable for a message that is too long.
+        The middleware hears of it as of any message. Without a transaction the broker takes it if the store
+        is away. Raises what the middleware and the encoder raise, Unstorable for a message that is too long,
+        and in a transaction StoreError.
         """
         broker, engine = self._broker, self._bridge.engine
-        eta = int(at.timestamp() * 1000)
-        told = message.copy(queue_name=dq_name(message.queue_name), options={"eta": eta})
+        told = message
+        if delay:
+            eta = int(at.timestamp() * 1000)
+            told = message.copy(queue_name=dq_name(message.queue_name), options={"eta": eta})
         broker.emit_before("enqueue", told, delay)
         told.encode()
         # Another job may have been sent under the same id, and a job of a fresh id may be sent again.
         own = uuid.uuid4().hex
         run, plain = self._run(told, "" if is_fresh else own)
         plain.options[SENT_AS] = own
+        if transaction is not None:
+            self._schedule(run, plain, at, functools.partial(engine.outbox.put, transaction))
+            broker.emit_after("enqueue", told, delay)
+            return told
         try:
             self._schedule(run, plain, at)
         except Unstorable:
@@ -164,8 +210,14 @@ class Delays:
         task = self._actors.of_message(task, plain).of_job(job.retry)
         return Run(job, task.policy, task, time.monotonic()), plain
 
-    def _schedule(self, run: Run, plain: Message[Any], at: datetime) -> None:
+    def _schedule(
+        self,
+        run: Run,
+        plain: Message[Any],
+        at: datetime,
+        put: Callable[[Parked], object] | None = None,
+    ) -> None:
         def kept(header: Header) -> dict[str, Any]:
             return Outgoing(plain.copy(options={HEADER: header.state}), self._broker).kept()
 
-        self._bridge.engine.storing.schedule(run, at, NAME, kept)
+        self._bridge.engine.storing.schedule(run, at, NAME, kept, put)

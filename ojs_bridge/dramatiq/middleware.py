@@ -21,7 +21,7 @@ from ..config.policies import MISNAMED, PoliciesOrFile
 from ..engine.events import strikes
 from ..engine.reservations import TakenOver
 from ..errors import ConfigurationError
-from ..messages import HEADER, RETRY_OPTION
+from ..messages import HEADER, IN_OPTION, OUTBOX_OPTION, RETRY_OPTION
 from . import compat
 from .actors import ERRORS_OPTION, NO_RETRIES, PARK_OPTION, RETRY_ON_OPTION, Actors, BootError
 from .brokers import kind_of
@@ -110,7 +110,7 @@ class OJSRetries(Retries):
     @property
     def actor_options(self) -> set[str]:
         """The options that actors may set, and those that are refused with the name of the right one."""
-        ours = RETRY_OPTION, RETRY_ON_OPTION, ERRORS_OPTION, PARK_OPTION
+        ours = RETRY_OPTION, RETRY_ON_OPTION, ERRORS_OPTION, PARK_OPTION, OUTBOX_OPTION
         return {*super().actor_options, *ours, *MISNAMED}
 
     def before_declare_actor(self, broker: Broker, actor: Actor[..., Any]) -> None:
@@ -144,7 +144,8 @@ class OJSRetries(Retries):
         self._has_booted = True
         count_members_once(broker)
         tell_all(broker, self._runs.check)
-        wrap(broker, self.bridge.engine, self._delays.take_over if self._delays else None)
+        delays = self._delays if kind_of(broker).parks_delays else None
+        wrap(broker, self.bridge.engine, delays.take_over if delays else None)
         self._keeping.boot(broker)
         keep_what_is_delivered()
         kind = kind_of(broker)
@@ -210,7 +211,12 @@ class OJSRetries(Retries):
             raise SystemExit(1)
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
-        """Turn `ojs_retry` options into `ojs` headers; raises InvalidRetryPolicy before anything is sent."""
+        """Turn `ojs_retry` options into `ojs` headers; raises InvalidRetryPolicy before anything is sent.
+
+        Raises ConfigurationError for a message of a transaction without a store.
+        """
+        if IN_OPTION in message.options:
+            self.bridge.engine.outbox.join(message.options[IN_OPTION])
         instruments = self.bridge.engine.instruments
         if instruments.all and SENT.isdisjoint(message.options):
             sending = instruments.sending(NAME, message.actor_name, message.queue_name, message.options)
@@ -264,7 +270,7 @@ class OJSRetries(Retries):
         kind.use_dead_queues_as_they_are()
         dead_queues = DramatiqDeadQueues(broker, kind.dead_places, self.bridge, self.actors.tasks)
         self.bridge.engine.register(NAME, DramatiqPublisher(broker, self.bridge), dead_queues)
-        if self.bridge.store and kind.parks_delays:
+        if self.bridge.store:
             self._delays = Delays(broker, self.bridge, self.actors, self._park_delays)
             self._delays.wrap()
         stock = [m for m in broker.middleware if type(m) is Retries]

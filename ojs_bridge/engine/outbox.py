@@ -165,6 +165,8 @@ class _Asking:
             # Jobs that were sent before these may have been committed since they were asked for.
             scheduler.parked.unclaim(due.retries, due.claim)
             due = self._claim(ours)
+        if not due.retries:
+            return
         places = {key: place for place, key in enumerate(ours)}
         for parked in due.retries:
             del self._expected[parked.key]
