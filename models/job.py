@@ -30,6 +30,7 @@ class Rules(NamedTuple):
     """What is checked: the faults that may happen, and what is broken on purpose."""
 
     attempts: int = 2
+    delay: str = ""  # its user has delayed it: "stored" by its producer, "sent" by the broker, or "both"
     behind: bool = False
     gap: bool = (
         False  # a worker may also be cut off between asking whether its success counts and settling it
@@ -232,6 +233,9 @@ def of_worker(s: State, i: int, w: Worker, rules: Rules) -> Iterator[Step]:
         yield f"{i} ends the suspicion, and extends {m.fence}", False, extend(s, i, rules), ""
     if pc == "got" and not w.cut:
         yield from reserve(s, i, w, m, rules)
+        if rules.delay and m.fence == 0:  # it came before its time: celery/delays.py, `take_over`
+            t = s._replace(parked=m, claimed="") if s.parked is None or s.parked.fence == 0 else s
+            yield f"{i} takes {m.fence} over, and parks it", False, put(t, i, pc="ack"), ""
     elif pc == "run":
         yield from ends(s, i, m)
     elif pc in ("ok", "fail", "snooze", "back"):
@@ -448,7 +452,7 @@ def of_operator(s: State, rules: Rules) -> Iterator[Step]:
         t = t._replace(parked=None, cancelled=True)
         if "cancel_forgets" in rules.broken:
             yield "an operator cancels the retry", False, t, ""
-        elif s.rec and s.rec.fence < s.parked.fence:
+        elif s.rec is None or s.rec.fence < s.parked.fence:
             t = write(t, Rec(s.parked.fence, OPERATOR, settled=True), rules)
             yield f"an operator cancels the retry, and settles {s.parked.fence}", False, t, ""
 
@@ -503,7 +507,10 @@ def explore(rules: Rules, known: frozenset[str] | None = None) -> Result:
     With `known`, end at the first violation that is not among these: a broken twin may have no end of states.
     """
     began = time.monotonic()
-    first = State((Msg(0, 1, 0),), (Worker(), Worker()), tuple(getattr(rules, kind) for kind in KINDS))
+    job, limits = Msg(0, 1, 0), tuple(getattr(rules, kind) for kind in KINDS)
+    first = State(() if rules.delay == "stored" else (job,), (Worker(), Worker()), limits)
+    if rules.delay in ("stored", "both"):
+        first = first._replace(parked=job)
     seen = {first: 0}
     states, parents, ways_back, ends_at = [first], [-1], [list[int]()], list[int]()
     wrong: dict[str, tuple[int, State | None]] = {}
@@ -579,6 +586,9 @@ SCENES: dict[str, Scene] = {
     "one attempt, a replay": (Rules(1, replays=1, losses=1), set()),
     "one attempt, a replay, out of reach for seconds": (Rules(1, replays=1, blinks=1), set()),
     "an answer is lost, a retry is cancelled": (Rules(answers=1, cancels=1, losses=1), set()),
+    "a delay that its producer stores": (Rules(delay="stored", cancels=1, losses=1), set()),
+    "a delay that a worker takes over": (Rules(delay="sent", cancels=1, losses=1), set()),
+    "a delay that is stored, and sent as well": (Rules(1, delay="both", cancels=1, losses=1), set()),
     "settled behind, an acknowledgement lost": (Rules(behind=True, crashes=0, losses=1), set()),
     "the same, out of reach for long": (
         Rules(behind=True, crashes=0, cuts=1, losses=1),
@@ -624,6 +634,7 @@ TWINS: dict[str, tuple[str, Rules]] = {
     "stop_releases": ("its attempt begins anew by the same message", Rules(stops=1)),
     "stop_is_death": ("a worker that stops counts as dead at once", Rules(stops=1, losses=1)),
     "cancel_forgets": ("a cancelled retry is deleted, and no more", Rules(answers=1, cancels=1, crashes=0)),
+    "cancel_forgets a delay's": ("the same, of a delay", Rules(1, delay="sent", cancels=1, losses=1)),
 }
 
 

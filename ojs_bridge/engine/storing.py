@@ -310,9 +310,10 @@ def cancel(context: Context, parked: Parked) -> bool:
     Raises StoreError.
     """
     now = context.clock()
-    # The broker may have the message of a retry, too. A new job's user may send another one under its id.
+    # The broker may have its message, too. Of a new job without a mark it may be another job's.
+    is_known = parked.fence or parked.publication or parked.state.get("chain")
     last = later(max(now, parked.next_retry_at), KEEP.total_seconds())
-    if not context.store_for("parked jobs").parked.cancel(parked, drop_until=last if parked.fence else None):
+    if not context.store_for("parked jobs").parked.cancel(parked, drop_until=last if is_known else None):
         return False
     context.emit(cancelled(job_of_parked(parked), now))
     return True

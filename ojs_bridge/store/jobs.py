@@ -180,6 +180,11 @@ class Parked:
         return str(self.errors[-1].get("type") or "Unknown") if self.errors else "Unknown"
 
     @property
+    def publication(self) -> str:
+        """The mark of the message with which its user has sent it; "" for a retry."""
+        return str(self.state.get("publication") or "")
+
+    @property
     def errors(self) -> Sequence[Mapping[str, Any]]:
         """The errors of its history, as its message has them."""
         return self.state.get("errors") or ()
@@ -290,7 +295,7 @@ class ParkedJobs(Protocol):
 
         Its message may have been published, too, if its worker did not hear that it was parked. So with
         `drop_until` its reservation is settled in the same step, and remembered until then. If a run of it
-        has begun, this returns False.
+        has begun, this returns False. A reservation of another publication under its key stays.
         """
 
     def count(self, where: Filter = EVERYTHING) -> int:

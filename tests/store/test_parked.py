@@ -269,6 +269,33 @@ def test_a_retry_is_cancelled(store: Store) -> None:
     assert (store.parked.get("j-1"), keys(store), store.parked.count()) == (None, ["j-2"], 1)
 
 
+@pytest.mark.parametrize(
+    ("its_own", "anothers", "sent_again"),
+    [("p-1", None, "p-2"), ("p-1", "p-2", None), ("", None, None)],
+)
+def test_a_cancelled_delay_does_not_run_and_another_job_of_its_id_does(
+    store: Store, its_own: str, anothers: str | None, sent_again: str | None
+) -> None:
+    """Its message may have been published, too; another job may have been sent before, or is sent later."""
+
+    def asked(publication: str) -> Grant:
+        reservation, mark = Reservation("j-1", 0), secrets.token_hex(8)
+        times = {"now": after(0), "until": after(60)}
+        return store.reservations.reserve(
+            reservation, publication=publication, holder="w-1", mark=mark, **times
+        ).grant
+
+    if anothers:
+        assert asked(anothers) is Grant.TAKEN
+    delay = parked(fence=0, kind="scheduled", state={"v": 1, "attempt": 1, "publication": its_own})
+    store.parked.park(delay)
+    assert store.parked.cancel(delay, drop_until=after(3600))
+    assert store.parked.count() == 0
+    assert asked(its_own) is (Grant.RESENT if anothers else Grant.SETTLED)
+    if sent_again:
+        assert asked(sent_again) is Grant.RESENT
+
+
 def test_the_beginning_of_a_jobs_id(store: Store) -> None:
     """The store takes the text as it is; a job with several chains counts once."""
     named = ["order-1", "order-2", "order%", "order*x", "ORDER-3", "ordér"]

@@ -237,7 +237,7 @@ class RedisParkedJobs:
         keys, words = [*self._parked_keys], [*_identity(parked)]
         if drop_until is not None:
             keys.append(self._server.reservation_key(Reservation(parked.key, parked.fence)))
-            words.append(to_ms(drop_until))
+            words += (to_ms(drop_until), parked.publication)
         return bool(self._server.run("cancel_parked", keys, words))
 
     def count(self, where: Filter = EVERYTHING) -> int:

@@ -61,7 +61,10 @@ _SETTLE_FOR_DEAD = Upsert(
 _CANCEL = Upsert(
     tables.reservations,
     *("fence", "settled", "holder", "mark", "until_ms"),
-    where=lambda new: _r.fence < new["fence"],
+    where=lambda new: sa.and_(
+        _r.fence < new["fence"],
+        sa.or_(new["publication"] == _EMPTY, _r.publication.in_((_EMPTY, new["publication"]))),
+    ),
 )
 _p, _l, _s = tables.parked.c, tables.letters.c, tables.suspects.c
 _SUSPECT = Upsert(tables.suspects)
@@ -390,12 +393,17 @@ class SQLParkedJobs:
         with self._db.connection(durable=True) as connection:
             if connection.execute(sa.delete(tables.parked).where(*self._same(parked))).rowcount != 1:
                 return False
-            if drop_until is not None:
-                settle = Settle(Reservation(parked.key, parked.fence), None, drop_until)
-                if not _CANCEL(connection, settling(self._db.namespace, settle)[1]):
-                    connection.rollback()
-                    return False
-        return True
+            if drop_until is None:
+                return True
+            settle = Settle(Reservation(parked.key, parked.fence), None, drop_until)
+            row = settling(self._db.namespace, settle)[1] | {"publication": index_id(parked.publication)}
+            if _CANCEL(connection, row):
+                return True
+            known = connection.execute(_LOOK, row).one_or_none()
+            if known and parked.publication and known.publication not in ("", row["publication"]):
+                return True
+            connection.rollback()
+        return False
 
     def count(self, where: Filter = EVERYTHING) -> int:
         """Count the parked jobs of some queue, type and kind."""
