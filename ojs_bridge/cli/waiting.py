@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -53,8 +53,23 @@ from .printing import (
     time_of,
 )
 
-SomeIds: TypeAlias = Annotated[list[str] | None, Argument(metavar="[ID...]", help=f"A job's id, {ID_HELP}")]
-Every: TypeAlias = Annotated[bool, Option("--all", help="All that the filters choose, or all there are.")]
+
+@dataclass(frozen=True)
+class Which:
+    """The ids that a command names, or `--all`, to which the filters belong."""
+
+    ids: Annotated[list[str] | None, Argument(metavar="[ID...]", help=f"A job's id, {ID_HELP}")] = None
+    everything: Annotated[bool, Option("--all", help="All that the filters choose, or all there are.")] = (
+        False
+    )
+
+    def are_filtered(self, name: str, chosen: Choice) -> bool:
+        """Return whether the filters choose; raises ValueError for options that do not go together."""
+        if bool(self.ids) == self.everything:
+            raise ValueError(f"{name}: say which: ids, or --all with options such as --queue and --type")
+        if self.ids and chosen != Choice():
+            raise ValueError(f"{name}: the options that say which go with --all, not with ids")
+        return self.everything
 
 
 class Waiting:
@@ -85,7 +100,7 @@ class Waiting:
         read = partial(self._of(place).list, where)
         pages = listed(read, limit, cursor, everything=everything)
         jobs = (parked for page in pages for parked in page.jobs)
-        show_entries(jobs, self._table, f"no {self._words[1]}", as_json=as_json)
+        show_entries(jobs, _table, f"no {self._words[1]}", as_json=as_json)
         short = self._of(place).in_broker(where)
         if short and short.count:
             retries, due = counted(short.count, "retry", "retries"), time_of(short.next_due_at)
@@ -103,54 +118,41 @@ class Waiting:
         answer(found.to_ojs(), *whereabouts(found), as_json=as_json)
 
     def run(
-        self,
-        place: Place,
-        chosen: Choice,
-        ids: SomeIds = None,
-        everything: Every = False,
-        yes: Yes = False,
-        as_json: AsJson = False,
+        self, place: Place, chosen: Choice, which: Which, yes: Yes = False, as_json: AsJson = False
     ) -> int | None:
         """Let the fleet's workers publish what waits now; asks for all that the filters choose."""
-        if _by_filter("run", ids, chosen, everything=everything):
-            return self._do_all(place, "run", chosen, yes=yes, as_json=as_json)
+        if which.are_filtered("run", chosen):
+            return self._do_all(place, "run", chosen, None, yes=yes, as_json=as_json)
         view = self._of(place)
-        return each(whole(ids or (), view.id_of), view.run, "due", as_json=as_json)
+        return each(whole(which.ids or (), view.id_of), view.run, "due", as_json=as_json)
 
     def move(
         self,
         place: Place,
         chosen: Choice,
+        which: Which,
         to: Annotated[str, Option(help=f"{LATER}. A time in the past is now.")],
-        ids: SomeIds = None,
-        everything: Every = False,
         yes: Yes = False,
         as_json: AsJson = False,
     ) -> int | None:
         """Let what waits be due at another time; asks for all that the filters choose."""
         at = time_to("to", to, place.bridge.engine.now())
-        if _by_filter("move", ids, chosen, everything=everything):
-            return self._do_all(place, "move", chosen, at=at, yes=yes, as_json=as_json)
+        if which.are_filtered("move", chosen):
+            return self._do_all(place, "move", chosen, at, yes=yes, as_json=as_json)
         view = self._of(place)
-        return each(whole(ids or (), view.id_of), partial(view.move, at=at), "moved", as_json=as_json)
+        return each(whole(which.ids or (), view.id_of), partial(view.move, at=at), "moved", as_json=as_json)
 
     def cancel(
-        self,
-        place: Place,
-        chosen: Choice,
-        ids: SomeIds = None,
-        everything: Every = False,
-        yes: Yes = False,
-        as_json: AsJson = False,
+        self, place: Place, chosen: Choice, which: Which, yes: Yes = False, as_json: AsJson = False
     ) -> int | None:
         """Delete what waits: these jobs never run again; asks."""
-        if _by_filter("cancel", ids, chosen, everything=everything):
-            return self._do_all(place, "cancel", chosen, yes=yes, as_json=as_json)
+        if which.are_filtered("cancel", chosen):
+            return self._do_all(place, "cancel", chosen, None, yes=yes, as_json=as_json)
         view = self._of(place)
-        ids = whole(ids or (), view.id_of)
+        ids = whole(which.ids or (), view.id_of)
         parked = [*found_of(view.get, ids)]
         if parked:
-            ask(f"Cancel {counted(len(parked), *self._words)} in {place}?", self._table(parked), yes=yes)
+            ask(f"Cancel {counted(len(parked), *self._words)} in {place}?", _table(parked), yes=yes)
         return each(ids, view.cancel, "cancelled", as_json=as_json)
 
     def _of(self, place: Place) -> waiting.Waiting:
@@ -159,14 +161,7 @@ class Waiting:
         return view
 
     def _do_all(
-        self,
-        place: Place,
-        action: Action,
-        chosen: Choice,
-        *,
-        at: datetime | None = None,
-        yes: bool,
-        as_json: bool,
+        self, place: Place, action: Action, chosen: Choice, at: datetime | None, *, yes: bool, as_json: bool
     ) -> int | None:
         bulk, where = place.bridge.operations, chosen.where(place.bridge.engine.now())
         where = replace(where, kind=self._kind)
@@ -174,23 +169,6 @@ class Waiting:
             to = f" to {time_of(at)} UTC" if at else ""
             ask(f"{action.capitalize()} {counted(number, *self._words)} in {place}{to}?", yes=yes)
         return carry_out(place, bulk.begin(action, where, at=at), as_json=as_json)
-
-    def _table(self, jobs: Sequence[Parked]) -> Listing:
-        return jobs_table(jobs, with_kind=self._kind is None)
-
-
-def jobs_table(jobs: Sequence[Parked], *, with_kind: bool) -> Listing:
-    """Return a table of what waits."""
-    ids, kind = brief_ids([parked.id for parked in jobs]), ("kind",) * with_kind
-    whole_rows = ((parked.id, *(parked.kind,) * with_kind, *_row(parked)) for parked in jobs)
-    brief_rows = (
-        (brief_id, *(parked.kind,) * with_kind, *_brief_row(parked))
-        for brief_id, parked in zip(ids, jobs, strict=True)
-    )
-    return Listing(
-        table(("id", *kind, "due (UTC)", "type", "queue", "attempt", "reason", "error"), whole_rows),
-        table(("id", *kind, "due (UTC)", "type", "error"), brief_rows),
-    )
 
 
 ALL = Waiting("waiting", None, "All that waits in the store until it is due.")
@@ -220,8 +198,7 @@ def drain(
     """
     view = place.publishing_bridge.waiting
     if dry_run:
-        table_of = partial(jobs_table, with_kind=True)
-        show_entries(view.drainable(tasks or ()), table_of, "nothing waits", as_json=as_json)
+        show_entries(view.drainable(tasks or ()), _table, "nothing waits", as_json=as_json)
         return None
     number = sum(1 for _ in view.drainable(tasks or ()))
     if number:
@@ -237,24 +214,24 @@ def drain(
     return INCOMPLETE if drained.failed or drained.held else None
 
 
-def _by_filter(name: str, ids: list[str] | None, chosen: Choice, *, everything: bool) -> bool:
-    """Return whether the filters choose; raises ValueError for options that do not go together."""
-    if bool(ids) == everything:
-        raise ValueError(f"{name}: say which: ids, or --all with options such as --queue and --type")
-    if ids and chosen != Choice():
-        raise ValueError(f"{name}: the options that say which go with --all, not with ids")
-    return everything
+def _table(jobs: Sequence[Parked]) -> Listing:
+    ids = brief_ids([parked.id for parked in jobs])
+    headings = ("id", "kind", "due (UTC)", "type", "queue", "attempt", "reason", "error")
+    return Listing(
+        table(headings, map(_row, jobs)),
+        table(("id", "due (UTC)", "type", "error"), map(_brief_row, ids, jobs)),
+    )
 
 
 def _row(parked: Parked) -> tuple[object, ...]:
     attempt = attempts_in_words(parked.attempt, parked.max_attempts, "/")
     due = time_of(parked.next_retry_at)
-    return (due, parked.type, parked.queue, attempt, parked.reason, _error(parked))
+    return (parked.id, parked.kind, due, parked.type, parked.queue, attempt, parked.reason, _error(parked))
 
 
-def _brief_row(parked: Parked) -> tuple[object, ...]:
+def _brief_row(brief_id: str, parked: Parked) -> tuple[object, ...]:
     due = brief_time_of(parked.next_retry_at)
-    return (due, brief_type(parked.type), _error(parked) or parked.reason)
+    return (brief_id, due, brief_type(parked.type), _error(parked) or parked.reason)
 
 
 def _error(parked: Parked) -> str:

@@ -49,6 +49,15 @@ def test_a_parked_retry_that_is_run_from_another_process_is_published_by_a_worke
     assert [run.attempt for run in fleet.runs(job)] == [1, 2]
 
 
+def test_a_parked_retry_that_is_moved_runs_at_that_time(fleet: Fleet) -> None:
+    job, _ = parked(fleet)
+    at = fleet.bridge.engine.now() + timedelta(seconds=4)
+    fleet.bridge.retries.move(job, at)
+    assert end(fleet, job).type == "job.completed"
+    second = fleet.runs(job)[1]
+    assert (second.attempt, second.at >= at.timestamp()) == (2, True)
+
+
 def test_a_parked_retry_that_is_cancelled_never_runs(fleet: Fleet) -> None:
     job, _ = parked(fleet)
     fleet.bridge.retries.cancel(job)
