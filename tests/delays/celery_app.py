@@ -6,12 +6,13 @@ import os
 
 from celery import Celery, Task
 
+from ojs_bridge import Bridge
 from ojs_bridge.celery import install
 from tests.chaos.ledger import Ledger
 from tests.delays.settings import QUEUE, TASK, VARIABLE, Settings
 
 
-def make_app(settings: Settings) -> Celery:
+def make_app(settings: Settings, bridge: Bridge | None = None) -> Celery:
     """Build the app, with the bridge if it has a store."""
     app = Celery("delays", broker=settings.broker, set_as_current=False)
     app.conf.update(
@@ -31,9 +32,9 @@ def make_app(settings: Settings) -> Celery:
             raise self.retry(countdown=retry_in)
         ledger.note("start", job, attempt)
 
-    app.task(name=TASK, bind=True, max_retries=1, shared=False)(mark)
+    app.task(name=TASK, bind=True, max_retries=1, default_retry_delay=1, shared=False)(mark)
     if settings.store is not None:
-        install(app, settings.bridge())
+        install(app, bridge or settings.bridge())
     return app
 
 

@@ -10,18 +10,19 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.errors import Retry
 from dramatiq.middleware import CurrentMessage
 
+from ojs_bridge import Bridge
 from ojs_bridge.dramatiq import install
 from tests.chaos.ledger import Ledger
 from tests.delays.settings import QUEUE, TASK, VARIABLE, Settings
 
 
-def make_broker(settings: Settings) -> dramatiq.Broker:
+def make_broker(settings: Settings, bridge: Bridge | None = None) -> dramatiq.Broker:
     """Build the broker, with the bridge if it has a store."""
     broker: dramatiq.Broker = (RedisBroker if settings.on_redis else RabbitmqBroker)(url=settings.broker)
     broker.add_middleware(CurrentMessage())
     ledger = Ledger(settings.ledger)
     if settings.store is not None:
-        install(broker, settings.bridge())
+        install(broker, bridge or settings.bridge())
 
     @dramatiq.actor(broker=broker, actor_name=TASK, queue_name=QUEUE, max_retries=1)
     def mark(job: str, retry_in: float | None = None) -> None:

@@ -8,11 +8,17 @@ import multiprocessing
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Protocol
 
-from tests.delays.settings import TASK, Settings
+import pika
+import redis
+from pika.exceptions import ChannelClosedByBroker
+
+from ojs_bridge import Bridge
+from tests.delays.settings import QUEUE, TASK, Settings
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,12 @@ class Fleet(Protocol):
     def send(self, settings: Settings, jobs: Iterable[Sent]) -> None:
         """Send jobs as a user's code does, each with its own id."""
 
+    def release(self, settings: Settings) -> Bridge:
+        """Publish in this process what is due, as a worker does, until the bridge is stopped."""
+
+    def released(self, settings: Settings) -> int:
+        """Count the jobs that the broker has and no worker has taken."""
+
 
 class OnCelery:
     """Celery, prefork."""
@@ -61,6 +73,19 @@ class OnCelery:
             task.apply_async((job.id, job.retry_in), task_id=job.id, eta=eta)
         app.close()
 
+    def release(self, settings: Settings) -> Bridge:
+        """Publish in this process what is due."""
+        from tests.delays.celery_app import make_app  # see Fleet
+
+        bridge = settings.bridge()
+        make_app(settings, bridge)
+        bridge.start()
+        return bridge
+
+    def released(self, settings: Settings) -> int:
+        """Count the jobs that the broker has."""
+        return _length(settings, QUEUE)
+
 
 class OnDramatiq:
     """Dramatiq, one process of several threads."""
@@ -82,6 +107,29 @@ class OnDramatiq:
             delay = None if job.due is None else math.ceil(1000 * (job.due - time.time()))
             broker.enqueue(message, delay=delay)
         broker.close()
+
+    def release(self, settings: Settings) -> Bridge:
+        """Publish in this process what is due."""
+        from tests.delays.dramatiq_app import make_broker  # see Fleet
+
+        bridge = settings.bridge()
+        make_broker(settings, bridge)
+        bridge.start()
+        return bridge
+
+    def released(self, settings: Settings) -> int:
+        """Count the jobs that the broker has."""
+        return _length(settings, f"dramatiq:{QUEUE}" if settings.on_redis else QUEUE)
+
+
+def _length(settings: Settings, queue: str) -> int:
+    if not settings.on_redis:
+        url = pika.URLParameters(settings.broker)
+        with suppress(ChannelClosedByBroker), pika.BlockingConnection(url) as connection:
+            return int(connection.channel().queue_declare(queue, passive=True).method.message_count)
+        return 0
+    with redis.Redis.from_url(settings.broker) as client:
+        return int(client.llen(queue))
 
 
 FLEETS: dict[str, type[OnCelery] | type[OnDramatiq]] = {"celery": OnCelery, "dramatiq": OnDramatiq}

@@ -175,10 +175,10 @@ class _Run:
             worker.ask_to_stop()
         until = time.time() + GRACE
         while worker.starts == starts:
-            worker.tend()
             if time.time() > until:
                 worker.kill_all()
             time.sleep(0.05)
+            worker.tend()
 
     def _verdict(self, jobs: Sequence[Sent]) -> Verdict:
         self._ledger.refresh()
