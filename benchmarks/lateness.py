@@ -79,6 +79,8 @@ def main() -> None:
 
 def _rows(framework: str, broker: str, sides: Sequence[str], stores: Stores, jobs: int) -> list[list[str]]:
     runs = list(itertools.product(sides, (WORKER, PARKED)))
+    for side in set(sides) & set(STORES):
+        stores.url(side, is_full=True)  # they are filled before anything is measured
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(len(runs)))
         found = []

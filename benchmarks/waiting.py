@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
-import multiprocessing
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import redis
 import sqlalchemy as sa
 
 from ojs_bridge import Bridge
 from ojs_bridge.store import Parked
+from ojs_bridge.store.redis.jobs import RedisParkedJobs
+from ojs_bridge.store.redis.server import RedisServer, Word, script_of
 from ojs_bridge.store.sql import tables
 from tests.servers import Postgres, Valkey
 
 STORES = {"valkey": "Valkey", "postgres": "PostgreSQL", "sqlite": "SQLite"}
 FRAMEWORKS = ("celery", "dramatiq")
 NOW = datetime.now(timezone.utc)
-#: The rows that one statement writes, and the processes that write into Valkey.
-LOT, PROCESSES = 100_000, 2
+#: The rows that one statement writes, and the scripts that one trip to Redis takes.
+LOT, TRIP = 100_000, 500
 
 
 class Stores:
@@ -74,8 +74,7 @@ def fill(url: str, count: int) -> None:
     due = NOW + timedelta(days=30)
     share = count // len(FRAMEWORKS)
     if url.startswith("redis"):
-        with ProcessPoolExecutor(PROCESSES, mp_context=multiprocessing.get_context("spawn")) as pool:
-            list(pool.map(_park, [url] * PROCESSES, FRAMEWORKS, [share] * PROCESSES))
+        _park(url, share, due)
         return
     for framework in FRAMEWORKS:
         store.parked.park(waiting(framework, 0 if framework == "celery" else share, due))
@@ -108,11 +107,25 @@ def copies(framework: str, count: int, *, on_postgres: bool) -> Iterator[str]:
         yield f"INSERT INTO ojs_parked ({columns}) {rows}"
 
 
-def _park(url: str, framework: str, count: int) -> None:
-    store = Bridge(url).store
-    assert store is not None
-    first = waiting(framework, 0, NOW + timedelta(days=30))
-    begin = FRAMEWORKS.index(framework) * count
-    for n in range(begin, begin + count):
-        due = first.next_retry_at + timedelta(milliseconds=n)
-        store.parked.park(dataclasses.replace(first, id=f"waits-{n}", key=f"waits-{n}", next_retry_at=due))
+def _park(url: str, share: int, due: datetime) -> None:
+    """Write jobs into Redis as its store does, many in one trip."""
+    with redis.Redis.from_url(url) as client, client.pipeline(transaction=False) as pipe:
+        sent = RedisParkedJobs(_Pipelined(pipe))
+        for n in range(share * len(FRAMEWORKS)):
+            sent.park(waiting(FRAMEWORKS[n // share], n, due + timedelta(milliseconds=n)))
+            if len(pipe) == TRIP:
+                pipe.execute()
+        pipe.execute()
+
+
+class _Pipelined(RedisServer):
+    """A server that hears many scripts in one trip."""
+
+    def __init__(self, pipe: redis.client.Pipeline) -> None:
+        super().__init__("redis://nowhere", "ojs", patience=1)
+        self._pipe = pipe
+
+    def run(self, script: str, keys: Sequence[bytes], words: Sequence[Word] = ()) -> bool:
+        """Let a script run in the next trip."""
+        self._pipe.eval(script_of(script)[0], len(keys), *keys, *words)
+        return True

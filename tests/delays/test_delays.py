@@ -9,8 +9,8 @@ import pytest
 from tests.delays.fleets import FLEETS
 from tests.delays.trial import Trial
 
-SOONEST, LATEST = 2, 6
-DEPLOYED, KILLED = (1, 4.5), (3,)
+SOONEST, LATEST = 1.5, 4
+DEPLOYED, KILLED = (1,), (2.5,)
 
 
 @pytest.mark.parametrize(
@@ -28,13 +28,13 @@ def test_a_delayed_job_runs_once_and_not_early_though_workers_are_replaced(
     trial = Trial(
         FLEETS[framework].name,
         *(framework, broker, SOONEST, LATEST),
-        jobs=60,
+        jobs=40,
         workers=2,
-        park_after="PT0.5S",
+        park_after="PT0.3S",
         visibility=3,
         deploys=DEPLOYED,
         killed=KILLED,
-        quiet=3,
+        quiet=2,
     )
     verdict = trial.run(tmp_path, store=store)
     assert verdict.is_kept, f"{verdict}\n{verdict.log[-20_000:]}"
