@@ -32,7 +32,7 @@ AHEAD = timedelta(seconds=1.1)
 #: How many retries it publishes under one claim, and how long the claim lasts. So late comes what a worker
 #: had claimed that is killed.
 BATCH = 200
-CLAIM = timedelta(seconds=20)
+CLAIM = timedelta(seconds=10)
 #: After how many published retries the store deletes them.
 UNPARK = 25
 #: How often reservations are looked at, in seconds, and how many in one step. Where more than a tenth of them

@@ -20,7 +20,7 @@ from tests.servers import Postgres, RabbitMQ, Server, Valkey, eventually
 #: Seconds by which a due time may be cut: a message has whole milliseconds.
 READING = 0.001
 #: Seconds that a worker may take to end in good order in a deploy.
-GRACE = 10
+GRACE = 30
 #: What RabbitMQ says when it closes a channel.
 TIMED_OUT = "delivery acknowledgement on channel"
 
