@@ -49,6 +49,11 @@ class Delays:
         self._parks = parks
         self._away_until = 0.0
 
+    @property
+    def may_park(self) -> bool:
+        """Whether delays of this broker may be parked at all."""
+        return self._bridge.store is not None and kind_of(self._broker).parks_delays
+
     def wrap(self) -> None:
         """Let the broker send to the store what is to wait there; all else it sends as before."""
         enqueue = self._broker.enqueue
@@ -76,8 +81,8 @@ class Delays:
         Raises ValueError for a delay that ends at no time. Dramatiq itself says what is wrong with one that
         is no number.
         """
-        options, are_parked = message.options, kind_of(self._broker).parks_delays
-        if goes_on() or "eta" in options or "retries" in options or not are_parked:
+        options = message.options
+        if goes_on() or not self.may_park or "eta" in options or "retries" in options:
             return None
         if not self._are_parked(message):
             return None

@@ -21,7 +21,7 @@ from ..config.policies import MISNAMED, PoliciesOrFile
 from ..engine.events import strikes
 from ..engine.reservations import TakenOver
 from ..errors import ConfigurationError
-from ..messages import HEADER, IN_OPTION, OUTBOX_OPTION, RETRY_OPTION
+from ..messages import HEADER, OUTBOX_OPTION, RETRY_OPTION
 from . import compat
 from .actors import ERRORS_OPTION, NO_RETRIES, PARK_OPTION, RETRY_ON_OPTION, Actors, BootError
 from .brokers import kind_of
@@ -144,8 +144,8 @@ class OJSRetries(Retries):
         self._has_booted = True
         count_members_once(broker)
         tell_all(broker, self._runs.check)
-        delays = self._delays if kind_of(broker).parks_delays else None
-        wrap(broker, self.bridge.engine, delays.take_over if delays else None)
+        delays = self._delays
+        wrap(broker, self.bridge.engine, delays.take_over if delays and delays.may_park else None)
         self._keeping.boot(broker)
         keep_what_is_delivered()
         kind = kind_of(broker)
@@ -211,12 +211,7 @@ class OJSRetries(Retries):
             raise SystemExit(1)
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
-        """Turn `ojs_retry` options into `ojs` headers; raises InvalidRetryPolicy before anything is sent.
-
-        Raises ConfigurationError for a message of a transaction without a store.
-        """
-        if IN_OPTION in message.options:
-            self.bridge.engine.outbox.join(message.options[IN_OPTION])
+        """Turn `ojs_retry` options into `ojs` headers; raises InvalidRetryPolicy before anything is sent."""
         instruments = self.bridge.engine.instruments
         if instruments.all and SENT.isdisjoint(message.options):
             sending = instruments.sending(NAME, message.actor_name, message.queue_name, message.options)
@@ -270,9 +265,8 @@ class OJSRetries(Retries):
         kind.use_dead_queues_as_they_are()
         dead_queues = DramatiqDeadQueues(broker, kind.dead_places, self.bridge, self.actors.tasks)
         self.bridge.engine.register(NAME, DramatiqPublisher(broker, self.bridge), dead_queues)
-        if self.bridge.store:
-            self._delays = Delays(broker, self.bridge, self.actors, self._park_delays)
-            self._delays.wrap()
+        self._delays = Delays(broker, self.bridge, self.actors, self._park_delays)
+        self._delays.wrap()
         stock = [m for m in broker.middleware if type(m) is Retries]
         if not stock:
             return
