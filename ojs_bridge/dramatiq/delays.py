@@ -30,6 +30,7 @@ from ..rules.job import Header
 from ..store import Parked, Transaction
 from .actors import PARK_OPTION, Actors
 from .brokers import kind_of
+from .compat import REDIS_ID
 from .publishing import SENT_AS, Outgoing, goes_on, send_on
 from .translate import NAME, bare_job, job_of, max_age, time_of
 
@@ -167,8 +168,9 @@ class Delays:
         if at is None or "retries" in options or not self._are_parked(message):
             return False
         try:
-            # Each copy of the message has the same chain, and no other message under its id.
-            words = f"{options['eta']} {message.message_timestamp}"
+            # Each copy of the message has the same chain, and no other message under its id; but on RabbitMQ
+            # one that was sent in the same millisecond is taken for a copy.
+            words = f"{options['eta']} {message.message_timestamp} {options.get(REDIS_ID)}"
             run, plain = self._run(message, hashlib.blake2b(words.encode(), digest_size=8).hexdigest())
             at = run.job.next_retry_at or at
             if run.job.fence or at - (run.job.created_at or at) <= storing.park_after:

@@ -213,8 +213,9 @@ class OJSRetries(Retries):
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         """Turn `ojs_retry` options into `ojs` headers; raises InvalidRetryPolicy before anything is sent."""
         instruments = self.bridge.engine.instruments
-        if instruments.all and SENT.isdisjoint(message.options):
-            sending = instruments.sending(NAME, message.actor_name, message.queue_name, message.options)
+        if instruments.all and SENT.isdisjoint(message.options) and not goes_on():
+            queue = q_name(message.queue_name)
+            sending = instruments.sending(NAME, message.actor_name, queue, message.options)
             sending.__enter__()
             self._sending.within = message.message_id, sending
         if HEADER in message.options and self.bridge.store and not goes_on():

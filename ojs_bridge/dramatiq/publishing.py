@@ -38,8 +38,8 @@ HeaderOf: TypeAlias = Callable[[dramatiq.Message[Any], Any], dict[str, Any]]
 _NESTS = ("pipe_target", "group_completion_callbacks")
 #: The options of a message that has a policy of its own, or carries messages that may have one.
 WISHING = frozenset((RETRY_OPTION, *_NESTS))
-#: The options of a message that was sent before: it goes on, comes again, or is moved between queues.
-SENT = frozenset((HEADER, "retries", "eta"))
+#: The options of a message that was sent before: it goes on, or comes again.
+SENT = frozenset((HEADER, "retries"))
 #: The option that tells the job of a message that waited in the store from other jobs under its id.
 SENT_AS = "ojs_sent_as"
 #: The options that the bridge has to read before a job runs; a message without them is plain.

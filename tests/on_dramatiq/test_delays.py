@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from dramatiq.results.backends import StubBackend
 
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy, StorageRetry, StoreError, Unstorable
 from ojs_bridge.dramatiq import install
+from ojs_bridge.dramatiq.translate import restored
+from ojs_bridge.engine.instruments import Instrument
 from ojs_bridge.store import Parked
 from tests.on_dramatiq.conftest import url_of
 from tests.on_dramatiq.fleet import Fleet, Sent, broker_of, left_in
@@ -92,6 +95,7 @@ def test_a_delayed_job_is_sent_to_the_store_as_the_broker_would_take_it(delaying
     assert parked.reading.args == ["key"]
     assert parked.reading.meta["broker_priority"] == 3
     assert parked.reading.meta["tenant"] == "gold"
+    assert restored(parked.message).message_timestamp == sent.message_timestamp
     assert not is_on_broker(delaying)
 
 
@@ -109,6 +113,34 @@ def test_a_delayed_job_runs_when_it_is_due_and_its_retries_follow(delaying: Flee
     assert (first.ojs["attempt"], second.ojs["attempt"]) == (1, 2)
     assert waiting(delaying) == []
     assert delaying.left() == 0
+
+
+def test_an_instrument_hears_of_the_send_once_and_the_message_keeps_its_word(delaying: Fleet) -> None:
+    class Sends(Instrument):
+        @contextmanager
+        def sending(
+            self, framework: str, type_: str, queue: str, carrier: MutableMapping[str, Any]
+        ) -> Iterator[None]:
+            carrier["traceparent"] = "00-1-2-01"
+            heard.append("begins")
+            yield
+            heard.append("ends")
+
+    heard: list[str] = []
+    delaying.bridge.engine.instrument(Sends())
+    actor = delaying.actor(lambda n: None)
+    actor.send_with_options(args=("key",), delay=HOUR)
+    assert heard == ["begins", "ends"]
+    assert waiting(delaying)[0].reading.meta["traceparent"] == "00-1-2-01"
+
+
+def test_a_job_that_grows_too_old_as_it_waits_does_not_run(delaying: Fleet) -> None:
+    """As natively: its age counts from the send."""
+    with delaying.working():
+        job = delaying.send(delaying.actor(lambda n: None), delay=1500, max_age=500)
+        assert len(waiting(delaying)) == 1
+        eventually(lambda: delaying.dead(job))
+    assert job.runs == []
 
 
 def test_two_jobs_under_one_id_are_two_jobs(delaying: Fleet) -> None:
@@ -330,12 +362,23 @@ def test_a_copy_of_what_was_taken_over_does_not_run_however_late_it_comes(delayi
     assert len(job.runs) == 1
 
 
-def put(fleet: Fleet, message: dramatiq.Message[Any]) -> None:
+@pytest.mark.parametrize("delaying", ["redis"], indirect=True)
+def test_two_jobs_of_one_id_and_one_millisecond_are_taken_over_as_two(delaying: Fleet) -> None:
+    actor = delaying.actor(lambda n: None)
+    message = actor.message("key")
+    late = message.copy(queue_name=dq_name(delaying.queue), options={"eta": int(time.time() * 1000) + HOUR})
+    with delaying.working():
+        for redis_id in ("one", "two"):
+            put(delaying, late, redis_id)
+        eventually(lambda: len(waiting(delaying)) == 2)
+
+
+def put(fleet: Fleet, message: dramatiq.Message[Any], redis_id: str = "one") -> None:
     """Put a message into its queue as it is."""
     broker: Any = fleet.broker
     if hasattr(broker, "client"):
-        message = message.copy(options={"redis_message_id": message.message_id})
-        broker.do_enqueue(message.queue_name, message.message_id, message.encode())
+        message = message.copy(options={"redis_message_id": redis_id})
+        broker.do_enqueue(message.queue_name, redis_id, message.encode())
     else:
         broker.declare_queue(fleet.queue, ensure=True)
         broker.channel.basic_publish("", message.queue_name, message.encode())
