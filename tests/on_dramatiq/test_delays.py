@@ -335,8 +335,8 @@ def test_a_worker_waits_itself_while_the_store_is_away(
     store: Any = delaying.bridge.store
     whole = store.parked
     job = send_natively(delaying, actor, 10)
+    store.parked = Refusing(whole, StoreError("away"), writes=writes)
     with delaying.working():
-        store.parked = Refusing(whole, StoreError("away"), writes=writes)
         eventually(lambda: "waits in this worker" in caplog.text)
         store.parked = whole
         delaying.end(job)
