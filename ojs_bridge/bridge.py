@@ -38,7 +38,7 @@ class Bridge:
     ConfigurationError.
 
     Args:
-        store: the URL of a store, such as `sqlite:///ojs.db`, or a store. Dead letters, parked retries and
+        store: the URL of a store, such as `sqlite:///ojs.db`, or a store. Dead letters, parked jobs and
             reservations are kept there. Without it dead letters go to a dead queue on the broker.
         retry: the default policy of all jobs; a task's own policy, and a job's, are merged over it.
         errors: error types by exception class; an error type may come with a response code.
@@ -193,7 +193,7 @@ class Bridge:
         return history(self.engine.context, Filter(queue, type, since=since, until=until))
 
     def start(self, framework: str = "", queues: Callable[[], Iterable[str]] = tuple) -> None:
-        """Begin to publish parked retries when they are due; workers call it, and `stop` as often.
+        """Begin to publish parked jobs when they are due; workers call it, and `stop` as often.
 
         The health of the fleet names their framework, and the queues that they take at each moment.
         """

@@ -44,7 +44,7 @@ class Reading:
     hidden: Sequence[str] = ()
 
     def to_ojs(self) -> dict[str, Any]:
-        """Return the fields for the details of dead letters and parked retries."""
+        """Return the fields for the details of dead letters and parked jobs."""
         return {
             "args": self.args,
             "kwargs": self.kwargs,

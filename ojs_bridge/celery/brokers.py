@@ -350,7 +350,7 @@ class RabbitMQ(Broker):
 
 @dataclass(frozen=True)
 class CeleryPublisher:
-    """Publishes dead letters and parked retries through the app they came from."""
+    """Publishes dead letters and parked jobs through the app they came from."""
 
     _app: Celery
     _bridge: Bridge

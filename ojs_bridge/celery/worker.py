@@ -65,7 +65,7 @@ class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
             compat.receivers(signals.task_postrun).sort(key=lambda each: each[1] is not settle_success)
 
     def start(self, worker: Any) -> None:
-        """Begin to publish parked retries."""
+        """Begin to publish parked jobs."""
         app = worker.app
         bridge = attach(app)
         bridge.start(NAME, lambda: [*app.amqp.queues.consume_from])

@@ -83,7 +83,7 @@ class Outgoing:
 
 @dataclasses.dataclass(frozen=True)
 class DramatiqPublisher:
-    """Publishes dead letters and parked retries on their broker; raises the errors of the port."""
+    """Publishes dead letters and parked jobs on their broker; raises the errors of the port."""
 
     _broker: Broker
     _bridge: Bridge
@@ -123,7 +123,7 @@ class DramatiqPublisher:
         )
 
     def publish(self, parked: Parked, state: Mapping[str, Any], *, due: datetime | None = None) -> None:
-        """Enqueue the message of a parked retry, due now or delayed until a time."""
+        """Enqueue the message of a parked job, due now or delayed until a time."""
         message = restored(parked.message)
         options = {k: v for k, v in message.options.items() if k not in ("eta", REDIS_ID)}
         self._enqueue(dataclasses.replace(message, options={**options, HEADER: dict(state)}), due)

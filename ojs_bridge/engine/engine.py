@@ -296,7 +296,7 @@ class Engine:
             return decide(run.policy, run.job, outcome, now=self.now(), rng=self._rng, capped=capped)
 
     def give_up(self, parked: Parked, error: Exception) -> None:
-        """Keep a parked retry that cannot be published as a dead letter."""
+        """Keep a parked job that cannot be published as a dead letter."""
         job = job_of_parked(parked)
         decision = self.carrying.impossible(job, None, error)
         run = Refuse(job, decision)

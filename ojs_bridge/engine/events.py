@@ -156,7 +156,7 @@ def pruned(count: int, at: datetime, *, policy: str) -> Event:
 
 
 def cancelled(job: Job, at: datetime) -> Event:
-    """Return the event of a parked retry that an operator has cancelled."""
+    """Return the event of a parked job that an operator has cancelled."""
     return _event("job.cancelled", job, at, attempt=job.attempt)
 
 

@@ -1,4 +1,4 @@
-"""The redaction: it hides secrets of dead letters and parked retries from their readers."""
+"""The redaction: it hides secrets of dead letters and parked jobs from their readers."""
 
 from __future__ import annotations
 

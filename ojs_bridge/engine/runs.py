@@ -239,7 +239,7 @@ class Publisher(Protocol):
         """Publish the message of a dead letter with `header` in the place of its retry state."""
 
     def publish(self, parked: Parked, state: Mapping[str, Any], *, due: datetime | None = None) -> None:
-        """Publish the message of a parked retry with `state` as its retry state.
+        """Publish the message of a parked job with `state` as its retry state.
 
         It is due now, or the framework itself delays it, even without the bridge, until it is due.
         """

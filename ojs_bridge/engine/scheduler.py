@@ -1,4 +1,4 @@
-"""The scheduler: a thread in every worker that publishes parked retries and does the chores of the fleet."""
+"""The scheduler: a thread in every worker that publishes parked jobs and does the chores of the fleet."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def once_a_period(
 
 @dataclass
 class Scheduler:
-    """Publishes the parked retries that are due through the publishers of this process.
+    """Publishes the parked jobs that are due through the publishers of this process.
 
     `give_up` is called with a retry whose message cannot be published, and keeps it in another way.
     """
@@ -166,10 +166,10 @@ class Scheduler:
         except Unreachable:
             raise
         except Unpublishable as error:
-            logger.exception("job %s: its parked retry cannot be published", parked)
+            logger.exception("job %s: it is parked, and cannot be published", parked)
             self.give_up(parked, error)
         except (Exception, SystemExit):
-            logger.exception("job %s: its parked retry was not published, and waits", parked)
+            logger.exception("job %s: it is parked, was not published, and waits", parked)
             return False
         return True
 
@@ -197,7 +197,7 @@ class Scheduler:
                 self._answers()
             if framework in self._waiting:
                 self._waiting.remove(framework)
-                logger.warning("parked retries of %s go on", framework)
+                logger.warning("parked jobs of %s go on", framework)
         for chore, due in self._due.items():
             if time.monotonic() >= due:
                 self._due[chore] = time.monotonic() + chore.seconds
@@ -209,7 +209,7 @@ class Scheduler:
     def _wait(self, framework: str, error: BaseException) -> None:
         if framework not in self._waiting:
             self._waiting.add(framework)
-            logger.warning("parked retries of %s wait (%s: %s)", framework, type(error).__name__, error)
+            logger.warning("parked jobs of %s wait (%s: %s)", framework, type(error).__name__, error)
 
     def _answers(self) -> None:
         """Say that an outage of the store is over, and which chores failed though the store answers."""

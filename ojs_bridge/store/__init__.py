@@ -1,4 +1,4 @@
-"""The store of dead letters, parked retries and reservations: one protocol, SQL and Redis behind it."""
+"""The store of dead letters, parked jobs and reservations: one protocol, SQL and Redis behind it."""
 
 from __future__ import annotations
 

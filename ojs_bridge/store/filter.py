@@ -1,4 +1,4 @@
-"""The one filter: a choice of dead letters or of parked retries, from the doors down to the store."""
+"""The one filter: a choice of dead letters or of parked jobs, from the doors down to the store."""
 
 from __future__ import annotations
 

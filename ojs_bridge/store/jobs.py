@@ -251,7 +251,7 @@ class ParkedJobs(Protocol):
     """Parked retries, one per key. All methods raise StoreError."""
 
     def park(self, parked: Parked, settle: Settle | None = None) -> bool:
-        """Write a parked retry and settle the job's reservation, in one step.
+        """Write a parked job and settle the job's reservation, in one step.
 
         The retry replaces an earlier one of the same key, claimed or not, unless that has a higher fence.
         False when the reservation cannot be settled (see `settle`): then nothing is written.
@@ -282,10 +282,10 @@ class ParkedJobs(Protocol):
         """
 
     def get(self, job_id: str) -> Parked | None:
-        """Return a job's parked retry, or None; any of them where several chains have one id."""
+        """Return a parked job, or None; any of them where several chains have one id."""
 
     def ids_beginning(self, text: str, limit: int) -> Sequence[str]:
-        """Return ids of jobs with parked retries that begin with a text, as many as `limit` at most."""
+        """Return ids of parked jobs that begin with a text, as many as `limit` at most."""
 
     def reschedule(self, parked: Parked, at: datetime) -> bool:
         """Make a retry due at another time; False when it is claimed, was replaced or is gone."""

@@ -304,7 +304,7 @@ class Letters(Protocol):
 
 
 class Store(Protocol):
-    """All that is kept, in four parts: dead letters, parked retries, reservations, documents with rates.
+    """All that is kept, in four parts: dead letters, parked jobs, reservations, documents with rates.
 
     Many threads and processes may call every method, and each sees what the others have written. All methods
     but `record_rates` are safe to repeat. All raise StoreError. Times are kept and compared in whole

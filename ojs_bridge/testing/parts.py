@@ -83,7 +83,7 @@ class _StillHeart(Heartbeat):
 
 
 class _StillScheduler(Scheduler):
-    """A scheduler without a thread: parked retries are published when a test lets time pass."""
+    """A scheduler without a thread: parked jobs are published when a test lets time pass."""
 
     def start(self) -> None:
         """Start nothing."""

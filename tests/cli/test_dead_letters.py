@@ -255,7 +255,7 @@ def test_no_store_at_all() -> None:
     ran = run("dead-letters", "list")
     assert ran.code == 2
     assert ran.err == (
-        "ojs-bridge: store: which one? Dead letters and parked retries are in the database that your "
+        "ojs-bridge: store: which one? Dead letters and waiting jobs are in the database that your "
         "Bridge(store=...) names. Name your app: --app MODULE:APP, or OJS_BRIDGE_APP. Or name the store: "
         "--store postgresql://user@db/shop, or OJS_BRIDGE_STORE. Without a store dead letters are in the "
         "dead queues of the broker\n"
