@@ -21,7 +21,7 @@ CREATED = "ojs_created_at"
 OWN_META = frozenset(
     {
         "argsrepr", "compression", "errbacks", "eta", "expires", "id", "ignore_result", "kwargsrepr", "lang",
-        CREATED, HEADER, RETRY_OPTION, "ojs_delayed_as", "ojs_sent_as", "origin", "parent_id",
+        CREATED, HEADER, RETRY_OPTION, "ojs_delayed_as", "origin", "parent_id",
         "redis_message_id", "replaced_task_nesting", "requeue_timestamp", "retries", "root_id", "shadow",
         "stamped_headers", "stamps", "task", "timelimit", "traceback",
     }

@@ -31,7 +31,7 @@ from ..store import Parked, Transaction
 from .actors import PARK_OPTION, Actors
 from .brokers import kind_of
 from .compat import REDIS_ID
-from .publishing import SENT_AS, Outgoing, goes_on, send_on
+from .publishing import Outgoing, goes_on, send_on
 from .translate import NAME, bare_job, job_of, max_age, time_of
 
 logger = logging.getLogger("ojs_bridge")
@@ -139,7 +139,7 @@ class Delays:
         # Another job may have been sent under the same id, and a job of a fresh id may be sent again.
         own = uuid.uuid4().hex
         run, plain = self._run(told, "" if is_fresh else own)
-        plain.options[SENT_AS] = own
+        run = run._replace(job=run.job._replace(publication=own))
         if transaction is not None:
             self._schedule(run, plain, at, functools.partial(engine.outbox.put, transaction))
             broker.emit_after("enqueue", told, delay)

@@ -40,8 +40,6 @@ _NESTS = ("pipe_target", "group_completion_callbacks")
 WISHING = frozenset((RETRY_OPTION, *_NESTS))
 #: The options of a message that was sent before: it goes on, or comes again.
 SENT = frozenset((HEADER, "retries"))
-#: The option that tells the job of a message that waited in the store from other jobs under its id.
-SENT_AS = "ojs_sent_as"
 #: The options that the bridge has to read before a job runs; a message without them is plain.
 READ = frozenset((HEADER, *WISHING, "throws", "max_retries", "min_backoff", "max_backoff"))
 

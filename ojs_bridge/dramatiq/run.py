@@ -47,7 +47,7 @@ from .delivery import (
     tell_end,
 )
 from .keeping import GiveUp, Keeping, is_old
-from .publishing import READ, SENT_AS, WISHING, NotSent, Outgoing, can_carry, carry_wishes, send_on
+from .publishing import READ, WISHING, NotSent, Outgoing, can_carry, carry_wishes, send_on
 from .translate import (
     NAME,
     LostAttempt,
@@ -250,13 +250,14 @@ class ActorRun:
             if throws and not names_exceptions(throws):
                 logger.warning("job %s: its throws option names no exception classes", bare)
                 del message.options["throws"]
-            job, name = job_of(message, bare), publication(self._proxy)
+            job, publication_ = job_of(message, bare), publication(self._proxy)
             try:
                 own = self._runs.actors.of_message(task, message)
             except InvalidRetryPolicy as error:
                 return self._engine.refuse(job if isinstance(job, Job) else bare, error)
-            told: dict[str, Any] = {"publication": name, "sent_as": str(message.options.get(SENT_AS, ""))}
-            return self._engine.begin(job, bare, own, redelivered=not name, wait=self._keeps, **told)
+            return self._engine.begin(
+                job, bare, own, publication=publication_, redelivered=not publication_, wait=self._keeps
+            )
         except GiveUp:
             raise
         except Exception as error:

@@ -196,7 +196,6 @@ class Engine:
         task: TaskPolicy,
         *,
         publication: str = "",
-        sent_as: str = "",
         redelivered: bool = False,
         can_wait: bool = True,
         wait: Wait | None = None,
@@ -205,8 +204,7 @@ class Engine:
         """Return whether a delivered job runs, waits, was lost, is a late copy, or cannot be read.
 
         `job` is the job by its header, or the error in its header; `bare` is the job as the framework alone
-        knows it. `publication` is the broker's name for the message, if it has one. `sent_as` is the name
-        that all copies share of a message that waited in the store before its first attempt. A message is
+        knows it. `publication` is the broker's name for the message, if it has one. A message is
         `redelivered` if the broker has lost its connection to the worker that had it. If the store does not
         answer, it is asked again as long as `wait`, which pauses, returns True; then this raises StoreError,
         unless the delivery cannot wait. A job that runs within its caller needs no reservation.
@@ -219,9 +217,8 @@ class Engine:
             return admission
         try:
             if reserve:
-                sender = (admitted.job.fence == 0 and sent_as) or _sender(job, bare, publication)
                 admission = self.reservations.reserve(
-                    admitted, sender, can_wait=can_wait, wait=wait, gone=redelivered
+                    admitted, _sender(job, bare, publication), can_wait=can_wait, wait=wait, gone=redelivered
                 )
             if isinstance(admission, Run) and admission.job.operation:
                 self.settling.tell_operation(admission.job, None)
