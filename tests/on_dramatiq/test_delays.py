@@ -139,6 +139,8 @@ def test_a_job_that_grows_too_old_as_it_waits_does_not_run(delaying: Fleet) -> N
     with delaying.working():
         job = delaying.send(delaying.actor(lambda n: None), delay=1500, max_age=500)
         assert len(waiting(delaying)) == 1
+        # Its dead queue is declared when it is published.
+        eventually(lambda: waiting(delaying) == [])
         eventually(lambda: delaying.dead(job))
     assert job.runs == []
 
