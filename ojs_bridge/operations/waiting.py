@@ -211,8 +211,7 @@ class Waiting:
         ]
 
     def _stored(self, job_id: str) -> Parked | None:
-        parked = self._parked.get(job_id)
-        return parked if parked and self._kind in (None, parked.kind) else None
+        return self._parked.get(job_id, self._kind)
 
     def _get(self, job_id: str) -> Parked:
         parked = self._stored(job_id)

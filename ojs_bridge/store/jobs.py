@@ -281,8 +281,8 @@ class ParkedJobs(Protocol):
         Raises ValueError for a cursor that no page gave out.
         """
 
-    def get(self, job_id: str) -> Parked | None:
-        """Return a parked job, or None; any of them where several chains have one id."""
+    def get(self, job_id: str, kind: Kind | None = None) -> Parked | None:
+        """Return a parked job, or None; any of them, or of a kind, where several chains have one id."""
 
     def ids_beginning(self, text: str, limit: int) -> Sequence[str]:
         """Return ids of parked jobs that begin with a text, as many as `limit` at most."""

@@ -367,6 +367,21 @@ def test_several_chains_of_one_job(store: Store) -> None:
     assert store.parked.get("j-1") is None
 
 
+def test_a_chain_of_a_kind(store: Store) -> None:
+    """A retry of a job, and another job that its user has delayed under the same id."""
+    for n, kind in enumerate(("retry", "scheduled", "retry")):
+        store.parked.park(parked("j-1", due=n, key=f"j-1#{n}", kind=kind))
+    store.parked.park(parked("j-10", kind="scheduled"))
+    found = store.parked.get("j-1", "scheduled")
+    assert found is not None
+    assert (found.key, found.kind) == ("j-1#1", "scheduled")
+    assert store.parked.cancel(found)
+    assert store.parked.get("j-1", "scheduled") is None
+    retry = store.parked.get("j-1", "retry")
+    assert retry is not None
+    assert retry.kind == "retry"
+
+
 def test_namespaces_have_retries_of_their_own(url: str) -> None:
     """Both namespaces are in one database."""
     one, two = open_store(url, "one"), open_store(url, "two")

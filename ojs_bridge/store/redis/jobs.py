@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import StoreError
 from ...rules.job import Job
-from ..filter import EVERYTHING, Filter
+from ..filter import EVERYTHING, Filter, Kind
 from ..jobs import (
     KEEP,
     OUTLIVE_MS,
@@ -209,9 +209,9 @@ class RedisParkedJobs:
         rows, more = self._parked_index.page(_wanted(where), limit, cursor)
         return ParkedPage(_retries(rows), more)
 
-    def get(self, job_id: str) -> Parked | None:
-        """Return a job's parked retry, or None."""
-        rows = rows_of(self._server.run("get_parked", self._parked_keys, (index_id(job_id),)))
+    def get(self, job_id: str, kind: Kind | None = None) -> Parked | None:
+        """Return a parked job, or None."""
+        rows = rows_of(self._server.run("get_parked", self._parked_keys, (index_id(job_id), kind or "")))
         return _retries(rows)[0] if rows else None
 
     def ids_beginning(self, text: str, limit: int) -> Sequence[str]:

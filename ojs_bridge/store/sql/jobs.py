@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...rules.job import Job
-from ..filter import EVERYTHING, Filter
+from ..filter import EVERYTHING, Filter, Kind
 from ..jobs import (
     KEEP,
     OUTLIVE_MS,
@@ -368,11 +368,11 @@ class SQLParkedJobs:
             rows, more = page(connection, query, limit, cursor, newest=False)
         return ParkedPage(tuple(map(_parked, rows)), more)
 
-    def get(self, job_id: str) -> Parked | None:
-        """Return a job's parked retry, or None; of several chains of one id, the next retry due."""
-        mine = sa.and_(_p.namespace == self._db.namespace, _p.job_id == index_id(job_id))
+    def get(self, job_id: str, kind: Kind | None = None) -> Parked | None:
+        """Return a parked job, or None; of several chains of one id, the next one due."""
+        mine = _p.namespace == self._db.namespace, _p.job_id == index_id(job_id), *equals(_p.kind, kind)
         with self._db.connection() as connection:
-            row = connection.execute(sa.select(*_SHOWN).where(mine).order_by(_p.due_ms).limit(1)).first()
+            row = connection.execute(sa.select(*_SHOWN).where(*mine).order_by(_p.due_ms).limit(1)).first()
         return None if row is None else _parked(row)
 
     def ids_beginning(self, text: str, limit: int) -> Sequence[str]:
