@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from ojs_bridge import ConfigurationError, NotInTransaction, StoreError, open_store
 from ojs_bridge.store import Filter, Store
@@ -219,3 +221,23 @@ def test_django_says_in_which_transaction_a_thread_is(store: Store, url: str) ->
             assert joined.then(lambda: calls.append("committed"))
             assert (names(store), calls) == ([], [])
         assert (names(store), calls) == (["j-1"], ["committed"])
+
+
+def test_a_connection_may_write_and_read_in_its_own_way(postgres_url: str) -> None:
+    """In a pipeline, with rows as dictionaries, with parameters that the client writes, and in asyncio."""
+    store, plain = open_store(postgres_url), postgres_url.replace("+psycopg", "")
+    store.prepare()
+    with psycopg.connect(plain) as given, given.pipeline():
+        store.join(given).park(parked("in a pipeline"))
+    odd: dict[str, Any] = {"row_factory": psycopg.rows.dict_row, "cursor_factory": psycopg.ClientCursor}
+    with psycopg.connect(plain, **odd) as given:
+        store.join(given).park(parked("odd"))
+
+    async def send() -> None:
+        engine = create_async_engine(postgres_url)
+        async with AsyncSession(engine) as session, session.begin():
+            await session.run_sync(lambda given: store.join(given).park(parked("in asyncio")))
+        await engine.dispose()
+
+    asyncio.run(send())
+    assert sorted(names(store)) == ["in a pipeline", "in asyncio", "odd"]

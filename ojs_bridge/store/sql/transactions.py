@@ -151,7 +151,8 @@ class _OfPsycopg:
         return bool(self._connection.info.transaction_status == TransactionStatus.INTRANS)
 
     def write(self, upsert: Upsert, row: Mapping[str, Any]) -> bool:
-        return bool(self._run(*_in_text(upsert, self.database, row)).rowcount == 1)
+        # A pipeline does not count before its end.
+        return bool(self._run(*_in_text(upsert, self.database, row)).rowcount != 0)
 
     def then(self, do: Callable[[], object]) -> bool:  # noqa: ARG002
         return False
