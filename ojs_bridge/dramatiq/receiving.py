@@ -30,6 +30,8 @@ logger = logging.getLogger("ojs_bridge")
 STRAYS_SECONDS = 30.0
 #: For how many seconds a queue counts as empty that a look has found empty; the next look comes before.
 EMPTY_SECONDS = 2 * LOOK_SECONDS
+#: For how many seconds after a message a queue does not count as empty: the next one may be due at once.
+BUSY_SECONDS = 10.0
 #: How long a consumer that was woken waits for more messages to fetch with the first, in milliseconds.
 GATHER = 5
 #: A worker may have as many messages of a queue as leave it in so many seconds; at most so many times as many
@@ -46,12 +48,14 @@ class Wake(threading.Event):
     room: int | None = None
     #: Until when, by the monotonic clock, Redis has nothing for the thread.
     empty_until = 0.0
+    #: Until when, by the monotonic clock, the thread goes on to ask Redis, which had a message for it.
+    busy_until = 0.0
 
     def looked(self, length: int) -> None:
         """Hear the length of the thread's queue, or -1 if it is not known."""
         if length:
             self.set()
-        else:
+        elif time.monotonic() > self.busy_until:
             self.empty_until = time.monotonic() + EMPTY_SECONDS
 
     def freed(self, inner: Any) -> None:
@@ -97,6 +101,7 @@ def polling(
         except redis_outages() as error:
             raise ConnectionClosed(error) from None
         if message is not None:
+            wake.empty_until, wake.busy_until = 0.0, time.monotonic() + BUSY_SECONDS
             return message
         wake.freed(inner)
         if wake.wait(_until_due(thread, longest if rests else _pause_after(inner, longest)) / 1000):
