@@ -15,7 +15,7 @@ from ojs_bridge.engine import scheduler
 from ojs_bridge.engine.runs import Drop, Onward, Run
 from ojs_bridge.engine.scheduler import BATCH
 from ojs_bridge.errors import StoreError, Unpublishable, Unreachable
-from ojs_bridge.rules.decision import RetryAt
+from ojs_bridge.rules.decision import RetryAt, later
 from ojs_bridge.rules.job import Job, parse_time
 from ojs_bridge.store import Parked
 from tests.lives import FRAMEWORK, Outbox
@@ -152,7 +152,7 @@ def scheduler_of(worker: Worker, *chores: scheduler.Chore) -> scheduler.Schedule
 def test_one_that_is_claimed_ahead_is_published_when_it_is_due(worker: Worker) -> None:
     engine, parked = worker.bridge.engine, worker.park("j-1")
     assert engine.store is not None
-    due = engine.now() + timedelta(seconds=0.3)
+    due = later(engine.now(), 0.3)
     assert engine.store.parked.reschedule(parked, due)
     assert scheduler_of(worker).publish_due(FRAMEWORK, worker.outbox, timedelta(minutes=1)) == 1
     assert engine.now() >= due
