@@ -237,9 +237,7 @@ def test_the_commands_of_the_readme(readme: str, shop: Shop) -> None:
     port = free_port()
     Bridge(shop.store).store.prepare()  # type: ignore[union-attr]
     commands = [shlex.split(line) for line in COMMAND.findall(readme)]
-    assert [command[0] for command in commands] == [
-        *("plan", "serve", "dead-letters", "dead-letters", "retries")
-    ]
+    assert [command[0] for command in commands] == [*("plan", "serve", "dead-letters", "retries")]
     for command in commands:
         if command[0] != "serve":
             shop.says("ojs-bridge", *command)
