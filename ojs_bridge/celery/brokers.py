@@ -10,7 +10,7 @@ import logging
 import struct
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from operator import attrgetter
@@ -118,7 +118,11 @@ class Broker:
             yield self.less
 
     def long_wait(self, seconds: float) -> tuple[str, str] | None:
-        """Return the name of a hazard, and what it is, if a retry may wait so long in a worker."""
+        """Return the name of the hazard of a job that waits so long in a worker, and what becomes of it."""
+
+    def delays(self, queue: Queue) -> bool:
+        """Return whether the broker itself keeps a delayed job of a queue until its time."""
+        return False
 
     def visibility(self, consumer: Any, reservations: Reservations) -> Any:
         """Return what keeps a consumer's messages from other workers, if the broker gives them out again."""
@@ -287,10 +291,17 @@ class RabbitMQ(Broker):
             return None
         return (
             "beyond-consumer-timeout",
-            f"a retry may wait {spoken(seconds)}, longer than RabbitMQ's consumer_timeout, "
-            f"{spoken(_CONSUMER_TIMEOUT)} by default: before RabbitMQ 4.3 it closes the channel, and "
-            "the worker ends; on quorum queues Celery 5.5 and newer has RabbitMQ wait instead",
+            f"longer than RabbitMQ's consumer_timeout, {spoken(_CONSUMER_TIMEOUT)} by default: before "
+            "RabbitMQ 4.3 it closes the channel, and the worker ends; on quorum queues Celery 5.5 and newer "
+            "has RabbitMQ wait instead",
         )
+
+    def delays(self, queue: Queue) -> bool:
+        """Return whether it has quorum queues and Celery 5.5 or newer; a direct exchange delays nothing."""
+        with suppress(ImportError):
+            detect_quorum_queues = compat.detect_quorum_queues.find()
+            return queue.exchange.type != "direct" and bool(detect_quorum_queues(self.app, "amqp")[0])
+        return False
 
     def _told(self, message: Any) -> str:
         """Return a mark of this delivery, or "" if the message comes again: it has no name of its own."""
@@ -318,16 +329,9 @@ class RabbitMQ(Broker):
         return error.reply_code in _NO_QUEUE and error.method_sig not in (None, _LOGIN)
 
     def _delayed(self, wire: Wire, delay: timedelta) -> dict[str, Any] | None:
-        """Return the route of a delayed message, if the app has quorum queues and Celery 5.5 or newer.
-
-        RabbitMQ delays whole seconds, and never through a direct exchange; a worker waits for the rest.
-        """
-        try:
-            detect_quorum_queues = compat.detect_quorum_queues.find()
-        except ImportError:
-            return None
+        """Return the route of a message that RabbitMQ delays whole seconds; a worker waits for the rest."""
         queue = self.app.amqp.queues.get(wire.queue)
-        if queue is None or queue.exchange.type == "direct" or not detect_quorum_queues(self.app, "amqp")[0]:
+        if queue is None or not self.delays(queue):
             return None
         key = DELAY_PREFIX.sub("", wire.routing_key if wire.exchange else queue.routing_key)
         exchange = Exchange("celery_delayed_27", type="topic")

@@ -61,7 +61,7 @@ class Delays:
         itself says what is wrong with a `countdown`, and sends the retries of a task that it retries.
         """
         transaction = self._transaction(name, options)
-        if transaction is None and (options.get("retries") or not self._are_parked(name)):
+        if transaction is None and (options.get("retries") or not self.are_parked(name)):
             return send_task
         engine, eta, countdown = self.bridge.engine, options.get("eta"), options.get("countdown")
         at: datetime | None = None
@@ -137,7 +137,7 @@ class Delays:
         """
         headers = message.headers
         eta, name = headers.get("eta"), str(headers.get("task"))
-        if not eta or headers.get("retries") or headers.get("id") in revoked or not self._are_parked(name):
+        if not eta or headers.get("retries") or headers.get("id") in revoked or not self.are_parked(name):
             return False
         at = wires.time_in(self.app, eta)
         if at is None or not self.bridge.engine.storing.parks(at):
@@ -183,7 +183,7 @@ class Delays:
             options = {"request": request, "terminated": False, "signum": None, "expired": False}
             task_revoked.send(sender=task, **options)
 
-    def _are_parked(self, name: str) -> bool:
+    def are_parked(self, name: str) -> bool:
         """Return whether the delays of a task are parked: the task says so, or its app, or the bridge.
 
         A task that this process knows, and that is not under the bridge, keeps Celery's own delays.

@@ -156,9 +156,8 @@ class Redis(Broker):
             return None
         return (
             "beyond-visibility-timeout",
-            f"a retry may wait {spoken(seconds)}, longer than Redis keeps a message from other workers "
-            f"(visibility_timeout, {spoken(self.visibility_timeout)}): the job is delivered again and runs "
-            "more than once",
+            "longer than Redis keeps a message from other workers (visibility_timeout, "
+            f"{spoken(self.visibility_timeout)}): the job is delivered again and runs more than once",
         )
 
     def take_safely(self) -> None:

@@ -44,7 +44,7 @@ _NAMES = 4
 _SERIOUS = (
     *("acks-early", "stays-native", "no-retries", "reject-without-acks-late", "beyond-visibility-timeout"),
     *("beyond-consumer-timeout", "poison-job", "over-run", "infinite-retries", "retry-when", "expires"),
-    *("age-limit", "unknown-broker", "unused-autoretry", "unused-retry-options"),
+    *("age-limit", "unknown-broker", "unused-autoretry", "unused-retry-options", "delayed-sends"),
 )
 #: The hazards of a Celery task that loses a job when its worker is killed.
 _LOSING = {"acks-early", "reject-without-acks-late"}
@@ -131,6 +131,9 @@ def plan(
         tasks_of(loaded)
         room = import_module(f"..migration.plan.{framework_of(loaded).name}", __package__)
         planned: list[Planned] = room.plans(loaded, tasks or (), protect=answer.protect)
+        for send in room.sends(loaded):
+            if not (send.names or tasks):
+                say(f"{send.where} delays a job {send}; the plan cannot tell of which task (see park_delays)")
     if answer.verify:
         with _silent():
             planned = room.measured(loaded, planned)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
-from dramatiq import Message
+from dramatiq import Actor, Message
 from dramatiq.broker import Broker
 from dramatiq.common import dq_name, q_name
 
@@ -197,6 +197,10 @@ class Delays:
         actor = self._broker.actors.get(message.actor_name)
         if actor is not None and self._actors.task_of(message) is None:
             return False
+        return self.are_asked_for(actor)
+
+    def are_asked_for(self, actor: Actor[..., Any] | None) -> bool:
+        """Return whether an actor, its broker or the bridge asks for parked delays."""
         own = actor.options.get(PARK_OPTION) if actor else None
         says = own, self._parks, self._bridge.settings.park_delays
         return next(said for said in says if said is not None)

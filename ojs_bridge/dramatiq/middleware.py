@@ -95,7 +95,8 @@ class OJSRetries(Retries):
         #: The actors and their policies, for the plan.
         self.actors = Actors(self.bridge, terms)
         self._park_delays = terms.park_delays
-        self._delays: Delays | None = None
+        #: What becomes of its users' delays.
+        self.delays: Delays | None = None
         self._keeping = Keeping(self.bridge.engine.outage)
         self._runs = Runs(self.bridge, self.actors, self._keeping)
         self._watches: dict[Any, Watch] = {}
@@ -144,7 +145,7 @@ class OJSRetries(Retries):
         self._has_booted = True
         count_members_once(broker)
         tell_all(broker, self._runs.check)
-        delays = self._delays
+        delays = self.delays
         wrap(broker, self.bridge.engine, delays.take_over if delays and delays.may_park else None)
         self._keeping.boot(broker)
         keep_what_is_delivered()
@@ -266,8 +267,8 @@ class OJSRetries(Retries):
         kind.use_dead_queues_as_they_are()
         dead_queues = DramatiqDeadQueues(broker, kind.dead_places, self.bridge, self.actors.tasks)
         self.bridge.engine.register(NAME, DramatiqPublisher(broker, self.bridge), dead_queues)
-        self._delays = Delays(broker, self.bridge, self.actors, self._park_delays)
-        self._delays.wrap()
+        self.delays = Delays(broker, self.bridge, self.actors, self._park_delays)
+        self.delays.wrap()
         stock = [m for m in broker.middleware if type(m) is Retries]
         if not stock:
             return

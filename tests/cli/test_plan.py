@@ -65,6 +65,20 @@ def computes(self, wait):
 def unknown(self, most):
     raise self.retry(exc=OSError(), max_retries=most)
 """
+DELAYS = """
+from celery import Celery
+
+app = Celery("delays", broker="redis://127.0.0.1:1/0")
+
+@app.task(name="remind", shared=False)
+def remind(order):
+    pass
+
+def order(task, wait):
+    from delays import remind as later
+    later.apply_async((1,), countdown=2 * 3600)
+    task.apply_async((1,), countdown=wait)
+"""
 BRIDGED = """
 from ojs_bridge import Bridge
 from ojs_bridge.{framework} import install
@@ -119,6 +133,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "shop.py": CELERY,
         "habits.py": HABITS,
         "actors.py": DRAMATIQ,
+        "delays.py": DELAYS,
         "more.py": "import dramatiq\n@dramatiq.actor\ndef later(order):\n    pass",
         "proj/__init__.py": "",
         "proj/celery.py": CELERY.replace("shop", "proj") + BRIDGED.format(framework="celery", app="app"),
@@ -437,3 +452,14 @@ def test_awkward_names_and_texts_in_a_file(tmp_path: Path) -> None:
     inline.write_text("policies = {b = {max_attempts = 2}}", encoding="utf-8")
     with pytest.raises(ValueError, match=r"inline\.toml' cannot take tables at its end"):
         write(str(inline), "shop", plan)
+
+
+def test_long_delays(folder: Path) -> None:
+    """The summary names the task, what becomes of it and what helps. The rest is told on stderr."""
+    every, some = spawn_all(("plan", "delays:app"), ("plan", "delays:app", "remind"), cwd=folder)
+    words = " ".join(every.out.split())
+    assert "delayed-sends: delays.py:12 delays it by 2 h: a worker holds it in memory" in words
+    assert "the job is delivered again and runs more than once; with a store and park_delays=True" in words
+    told = "delays.py:13 delays a job by a time that is not known; the plan cannot tell of which task"
+    assert (every.code, every.err) == (0, f"{told} (see park_delays)\n")
+    assert (some.code, some.err) == (0, "")

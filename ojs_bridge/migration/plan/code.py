@@ -198,6 +198,13 @@ def functions_around(
     return functions_by_name
 
 
+def functions_imported(framework: str) -> Iterator[FunctionType]:
+    """Yield the functions of the user's modules that are imported, by the rules of `functions_around`."""
+    for module in [*sys.modules.values()]:
+        if type(module) is ModuleType and _is_read(module, framework):
+            yield from (one.function for _, one in _functions_in(module))
+
+
 def _values(module: object) -> list[object]:
     return [*vars(module).values()] if type(module) is ModuleType else []
 

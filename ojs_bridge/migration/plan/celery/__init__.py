@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from types import FunctionType
 from typing import Any
 from unittest.mock import patch
 
 from celery import Celery, Task, signals
 from celery.exceptions import Ignore
+from celery.local import Proxy
+from kombu.entity import Queue
 from kombu.exceptions import SerializerNotInstalled
 from kombu.serialization import loads, prepare_accept_content
 
@@ -47,13 +51,19 @@ from .. import (
     steady,
     unpickles,
 )
-from .native import Fleet, Reading, autoretries, read
+from ..code import functions_imported
+from ..sends import Send, Sending, long_ones, with_delays
+from .native import Fleet, Reading, autoretries, functions_of, read
 
 #: The policy of a task that runs once, and the attempts of a protected one.
 ONCE, ATTEMPTS = {"max_attempts": 1}, 3
 PROTECTED = "acks_late: a job whose worker is killed runs again, as often as its policy says, and is not lost"
 #: Options that Celery reads for the automatic retries alone.
 _OF_AUTORETRY = ("retry_backoff", "retry_backoff_max", "retry_kwargs", "dont_autoretry_for")
+
+#: The methods that send with a countdown or an ETA, and those that do so if they are of a task's.
+_SENDING = frozenset(("apply_async", "apply_async_on_commit", "send_task"))
+_MAY_SEND = frozenset(("set", "signature", "subtask"))
 
 
 def plans(app: Celery, names: Collection[str] = (), *, protect: bool = False) -> list[Planned]:
@@ -63,9 +73,49 @@ def plans(app: Celery, names: Collection[str] = (), *, protect: bool = False) ->
     a job whose worker is killed: each has `acks_late`, and attempts left. Options and source are read.
     Nothing is run or sent, and no broker is asked. Raises ConfigurationError for a name that matches no task.
     """
-    fleet = Fleet(app)
+    fleet, delays = Fleet(app), installation(app).delays
     known = (name for name in app.tasks if not name.startswith("celery."))
-    return planned(known, names, "task", lambda name: _plan(app, fleet, app.tasks[name], protect=protect))
+    plans = planned(known, names, "task", lambda name: _plan(app, fleet, app.tasks[name], protect=protect))
+
+    def is_parked(name: str) -> bool:
+        return bool(delays.are_parked(name) if delays else getattr(app.tasks[name], "ojs_park_delays", None))
+
+    def today(name: str, seconds: float) -> str:
+        source, queue = installation(app).source, _queue_of(app, app.tasks[name])
+        if queue is not None and source.delays(queue):
+            return "the broker itself keeps it until then"
+        most = app.conf.get("worker_eta_task_limit")
+        others = f"at most {most:,} jobs" if most else "any number of others"
+        beyond = source.long_wait(seconds)
+        perhaps = "" if math.isfinite(seconds) else "perhaps "
+        longer = f"; that is {perhaps}{beyond[1]}" if beyond else ""
+        return f"a worker holds it in memory, with {others}{' (worker_eta_task_limit)' * bool(most)}{longer}"
+
+    return [*with_delays(plans, sends(app), is_parked, today)]
+
+
+def sends(app: Celery) -> list[Send]:
+    """Return the places of the user's code, and the entries of beat, that send jobs with long delays."""
+
+    def name_of(value: object) -> str:
+        if issubclass(type(value), Proxy):  # another library's lazy object is not woken
+            with suppress(Exception):
+                value = compat.get_current_object(value)()
+        name = value.name if issubclass(type(value), Task) else value  # type: ignore[attr-defined]
+        return name if type(name) is str and name in app.tasks else ""
+
+    functions: dict[FunctionType, tuple[str, ...]] = dict.fromkeys(functions_imported("celery"), ())
+    for task in app.tasks.values():
+        functions |= {one: (*functions.get(one, ()), task.name) for one in functions_of(task)}
+    sending = Sending({"countdown": 1.0, "eta": math.nan}, _SENDING, _MAY_SEND, name_of)
+    found = [*sending.sends(functions)]
+    for key, entry in (app.conf.beat_schedule or {}).items():
+        fields = entry if isinstance(entry, dict) else {}
+        if delays := sending.delays(fields.get("options") or {}):
+            name = name_of(fields.get("task"))
+            found.append(Send(f"beat_schedule[{key!r}]", max(delays), (name,) if name else ()))
+    own = installation(app).bridge
+    return long_ones(found, own.settings if own else None)
 
 
 def _plan(app: Celery, fleet: Fleet, task: Task, *, protect: bool) -> Planned:
@@ -151,18 +201,27 @@ def _hazards(app: Celery, reading: Reading) -> Iterator[Hazard]:
         yield Hazard("unknown-broker", less)
     if reading.native.runs != NOT_KNOWN:
         yield from _of_limits(reading)
-        if hazard := installation(app).source.long_wait(_longest(reading)):
-            yield Hazard(*hazard)
+        longest = _longest(reading)
+        if hazard := installation(app).source.long_wait(longest):
+            yield Hazard(hazard[0], f"a retry may wait {spoken(longest)}, {hazard[1]}")
         yield from _of_time(app, reading)
     yield from _of_options(app, task)
 
 
 def _is_broadcast(app: Celery, task: Task) -> bool:
     """Return whether a task's jobs go to a fanout, as far as the app's routes tell."""
+    with suppress(Exception):
+        return (queue := _queue_of(app, task)) is not None and is_fanout(queue)
+    return False
+
+
+def _queue_of(app: Celery, task: Task) -> Queue | None:
+    """Return the queue of a task's jobs, as far as the app's routes tell."""
     own = {name: value for name in ("queue", "exchange") if (value := getattr(task, name, None))}
     with suppress(Exception):
-        return is_fanout(app.amqp.router.route(own, task.name)["queue"])
-    return False
+        queue: Queue | None = app.amqp.router.route(own, task.name)["queue"]
+        return queue
+    return None
 
 
 def _of_limits(reading: Reading) -> Iterator[Hazard]:

@@ -64,7 +64,7 @@ class Fleet:
 
     def __init__(self, app: Celery) -> None:
         self.tasks = [*app.tasks.values()]
-        runs = [x for task in self.tasks for x in (*wrapped(_run(task)), *(f for _, f in _hooks(task)))]
+        runs = [x for task in self.tasks for x in functions_of(task)]
         heard = [*_heard(app)]
         calls = Calls(functions_around("celery", [*runs, *heard], [app, *self.tasks]))
         self._owners = calls.functions
@@ -78,7 +78,7 @@ class Fleet:
         self.setters = [line for function in heard for line in self._setters.signs(function)]
         for task in self.tasks:
             read = self.ways[task.name].read
-            for function in (*wrapped(_run(task)), *read, *(f for _, f in _hooks(task))):
+            for function in (*functions_of(task), *read):
                 self.setters += self._setters.signs(function, read.get(function, ()))
         self.setters = [*dict.fromkeys(self.setters)]
         every = dict.fromkeys((*self._owners, *runs, *heard))
@@ -228,6 +228,11 @@ def _run(task: Task) -> Any:
     """Return the function that a task runs."""
     run = _bound(task)
     return run.__func__ if type(run) is MethodType else run
+
+
+def functions_of(task: Task) -> list[FunctionType]:
+    """Return the functions of a task that a worker runs: its own, and its hooks."""
+    return [*wrapped(_run(task)), *(function for _, function in _hooks(task))]
 
 
 def _bound(task: Task) -> Any:

@@ -18,7 +18,7 @@ from dramatiq.middleware import AgeLimit, CurrentMessage, Middleware, Retries, S
 from ....bridge import Bridge
 from ....config.policies import EntryFields
 from ....dramatiq import OJSRetries, install
-from ....dramatiq.actors import OF_RETRIES, options_as_policy, unreadable
+from ....dramatiq.actors import OF_RETRIES, PARK_OPTION, options_as_policy, unreadable
 from ....dramatiq.brokers import PATIENCE, kind_of
 from ....dramatiq.compat import settings_of
 from ....engine.layers import TaskPolicy, in_ojs
@@ -49,11 +49,14 @@ from .. import (
     raised_for,
     unpickles,
 )
-from ..code import is_the_users
+from ..code import functions_imported, is_the_users, wrapped
+from ..sends import Send, Sending, long_ones, with_delays
 from .reading import Around, Settings, place_of, retries_of
 
 #: Longer waits should not be in a worker's memory.
 _LONG = PATIENCE.total_seconds()
+#: The methods that send with a delay if they are given actors; `message_with_options` does so in a pipeline.
+_MAY_SEND = frozenset(("enqueue", "run", "message_with_options"))
 _ONCE = {"max_attempts": 1, "on_exhaustion": "discard"}
 
 
@@ -65,13 +68,46 @@ def plans(broker: Broker, names: Collection[str] = (), *, protect: bool = False)
     No actor is called, nothing is sent, and no broker is asked. Raises ConfigurationError for a name that
     matches no actor.
     """
-    actors, around = broker.actors, Around(broker)
-    return planned(actors, names, "actor", lambda name: _plan(around, broker, actors[name]))
+    actors, around, own = broker.actors, Around(broker), _bridged(broker)
+    plans = planned(actors, names, "actor", lambda name: _plan(around, broker, actors[name]))
+
+    def is_parked(name: str) -> bool:
+        if own is None:
+            return bool(actors[name].options.get(PARK_OPTION))
+        delays = own.delays if name in own.actors.tasks else None
+        return delays is not None and delays.may_park and delays.are_asked_for(actors[name])
+
+    def today(_name: str, seconds: float) -> str:
+        memory = kind_of(broker).long_wait() if seconds > _LONG else "in a worker's memory"
+        perhaps = "" if math.isfinite(seconds) else "if it is long, "
+        return f"{perhaps}it is all the time {memory}; a worker holds 1,000 such jobs for each of its threads"
+
+    return [*with_delays(plans, sends(broker), is_parked, today)]
+
+
+def sends(broker: Broker) -> list[Send]:
+    """Return the places of the user's code that send messages with long delays."""
+
+    def name_of(value: object) -> str:
+        name = value.actor_name if issubclass(type(value), Actor) else value  # type: ignore[attr-defined]
+        return name if type(name) is str and name in broker.actors else ""
+
+    functions = [x for actor in broker.actors.values() for x in wrapped(actor.fn)]
+    sending = Sending({"delay": 0.001}, frozenset({"send_with_options"}), _MAY_SEND, name_of)
+    own = _bridged(broker)
+    return long_ones(
+        sending.sends(dict.fromkeys((*functions, *functions_imported("dramatiq")), ())),
+        own.bridge.settings if own else None,
+    )
+
+
+def _bridged(broker: Broker) -> OJSRetries | None:
+    return next((m for m in broker.middleware if isinstance(m, OJSRetries)), None)
 
 
 def _task_policy(broker: Broker, actor: Actor[..., Any]) -> TaskPolicy | None:
     """Return the policy of an actor under the bridge, else None."""
-    own = next((m for m in broker.middleware if isinstance(m, OJSRetries)), None)
+    own = _bridged(broker)
     return own.actors.tasks.get(actor.actor_name) if own else None
 
 
