@@ -34,6 +34,8 @@ logger = logging.getLogger("ojs_bridge")
 
 _PREFIX = "OJS_BRIDGE_"
 _PYPROJECT = "pyproject.toml"
+#: What the jobs of transactions need.
+_SQL = "a store in the database of the transactions"
 #: The variables that are no settings of a bridge.
 _OTHERS = {"APP", "CANARY", "CONFIG", "METRICS_PORT", "OPERATOR_TOKEN", "READER_TOKEN", "TOKENS"}
 
@@ -80,8 +82,8 @@ def settings_of(**given: Any) -> Settings:
         header_budget=_at_least(setting["header_budget"], MIN_HEADER_BUDGET, " bytes", MAX_HEADER),
         reservation=_length(setting["reservation"]),
         park_after=_length(setting["park_after"]),
-        park_delays=_either(setting["park_delays"]),
-        outbox=_outbox(setting["outbox"], store),
+        park_delays=_with(setting["park_delays"], store is not None, "a store"),
+        outbox=_with(setting["outbox"], getattr(store, "backend", "") == "sql", _SQL),
         fail_open=_either(setting["fail_open"]),
         settle_behind=_either(setting["settle_behind"]),
         out_of_reach=_out_of_reach(setting["out_of_reach"]),
@@ -186,12 +188,11 @@ def _either(given: Given) -> bool:
     return given.value
 
 
-def _outbox(given: Given, store: Store | None) -> bool:
-    outbox = _either(given)
-    if outbox and getattr(store, "backend", "") != "sql":
-        why = "needs a store in the database of the transactions, such as postgresql://host/shop"
-        raise ConfigurationError(f"{given.place}: {outbox!r} {why}")
-    return outbox
+def _with(given: Given, has_it: bool, what: str) -> bool:
+    said = _either(given)
+    if said and not has_it:
+        raise ConfigurationError(f"{given.place}: {said!r} needs {what}, such as postgresql://host/shop")
+    return said
 
 
 def _length(given: Given) -> timedelta:

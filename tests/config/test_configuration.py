@@ -79,7 +79,7 @@ READ: list[tuple[str, str, str, Any]] = [
     ("header_budget", "9000", "9000", 9000),
     ("reservation", "PT2M", '"PT2M"', timedelta(minutes=2)),
     ("park_after", "PT90S", '"PT90S"', timedelta(seconds=90)),
-    ("park_delays", "true", "true", True),
+    ("park_delays", "false", "false", False),  # with a store alone it may be true
     ("outbox", "false", "false", False),  # with a store in a database alone it may be true
     ("fail_open", "true", "true", True),
     ("settle_behind", "true", "true", True),
