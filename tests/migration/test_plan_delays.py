@@ -177,15 +177,14 @@ def test_quorum_queues_delay_themselves(kind: str, *, is_told: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "of_the_bridge", "of_the_app", "is_parked"),
-    [("sqlite://", True, None, True), ("sqlite://", True, False, False), ("sqlite://", None, True, True),
-     ("sqlite://", None, None, False), (None, True, None, False)],
+    ("of_the_bridge", "of_the_app", "is_parked"),
+    [(True, None, True), (True, False, False), (None, True, True), (None, None, False)],
 )  # fmt: skip
 def test_what_is_parked_already(
-    url: str | None, of_the_bridge: bool | None, of_the_app: bool | None, tmp_path: Path, *, is_parked: bool
+    of_the_bridge: bool | None, of_the_app: bool | None, tmp_path: Path, *, is_parked: bool
 ) -> None:
     """The plan then says that it waits in the store, and recommends nothing."""
-    stored = f"{url}/{tmp_path}/ojs.db" if url else None
+    stored = f"sqlite:///{tmp_path}/ojs.db"
     moved = app_of(REDIS)
     install(moved, Bridge(stored, park_delays=of_the_bridge), park_delays=of_the_app)
     broker = RedisBroker(url="redis://localhost:1/0")
