@@ -49,7 +49,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Wishes:
-    """The options of a job: its policy, its retry state, its headers, its id, its delay in seconds.
+    """The options of a job: its policy, its retry state, its headers, its id; its delay and life in seconds.
 
     A job that is sent `within` a connection is a part of the transaction of that connection.
 
@@ -62,6 +62,7 @@ class Wishes:
     meta: dict[str, Any] = field(default_factory=dict)
     id: str | None = None
     delay: float | None = None
+    lives: float | None = None
     within: Any = None
     followed_by: str = ""
     deadly: bool = False

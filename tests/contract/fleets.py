@@ -59,7 +59,7 @@ class OnCelery(Fleet):
 
     def _send(self, task: str, steps: tuple[Step, ...], wishes: Wishes) -> str:
         options: dict[str, Any] = {"headers": dict(wishes.meta), "task_id": wishes.id}
-        options["countdown"] = wishes.delay
+        options |= {"countdown": wishes.delay, "expires": wishes.lives}
         if wishes.within is not None:
             options["ojs_in"] = wishes.within
         if wishes.policy:
@@ -157,7 +157,7 @@ class OnDramatiq(Fleet):
         return self.worker
 
     def _send(self, task: str, steps: tuple[Step, ...], wishes: Wishes) -> str:
-        options = dict(wishes.meta)
+        options = {**wishes.meta, **({"max_age": int(wishes.lives * 1000)} if wishes.lives else {})}
         if wishes.policy:
             options["ojs_retry"] = wishes.policy
         if wishes.state:

@@ -23,7 +23,7 @@ def fleet(made: Made, request: pytest.FixtureRequest) -> Fleet:
 
 
 def test_a_delay_waits_in_the_store_and_its_job_runs_once_on_time(fleet: Fleet) -> None:
-    """Its producer publishes nothing."""
+    """Its producer publishes nothing (vectors L2-DEL-002 and L2-DEL-003)."""
     sent = fleet.bridge.engine.now()
     job = fleet.send("act", "ok", delay=3)
     (waiting,) = fleet.bridge.scheduled.list().jobs
@@ -36,6 +36,28 @@ def test_a_delay_waits_in_the_store_and_its_job_runs_once_on_time(fleet: Fleet) 
     (run,) = fleet.runs(job)
     assert run.at >= waiting.next_retry_at.timestamp()
     eventually(lambda: fleet.bridge.scheduled.count() == 0, what="an empty store")
+
+
+def test_a_delay_that_is_over_is_none(fleet: Fleet) -> None:
+    """The job runs at once (vector L2-DEL-004)."""
+    job = fleet.send("act", "ok", delay=-5)
+    assert fleet.bridge.scheduled.count() == 0
+    fleet.start().await_ready()
+    assert end(fleet, job).type == "job.completed"
+    assert len(fleet.runs(job)) == 1
+
+
+def test_a_delayed_job_runs_unless_it_has_expired(fleet: Fleet) -> None:
+    """One that has expired when it is due never runs (vectors L2-TTL-001 and L2-TTL-002)."""
+    expired, lives = (
+        fleet.send("act", "ok", delay=1.5, lives=1),
+        fleet.send("act", "ok", delay=1.5, lives=3600),
+    )
+    assert fleet.bridge.scheduled.count() == 2
+    fleet.start().await_ready()
+    assert end(fleet, lives).type == "job.completed"
+    eventually(lambda: fleet.left() == 0, what="an empty queue")
+    assert (fleet.runs(expired), len(fleet.runs(lives)), fleet.bridge.waiting.count()) == ([], 1, 0)
 
 
 def test_a_worker_takes_over_the_delay_of_a_producer_without_the_bridge(fleet: Fleet) -> None:
