@@ -80,7 +80,7 @@ def test_what_is_rolled_back_never_runs(fleet: Fleet, way: str) -> None:
             kept = fleet.send("act", "ok", within=given)
     assert end(fleet, kept).type == "job.completed"
     assert [fleet.runs(job) for job in undone] == [[], []]
-    assert fleet.bridge.scheduled.count() == 0
+    eventually(lambda: fleet.bridge.scheduled.count() == 0, what="an empty store")
 
 
 def test_a_job_of_a_transaction_is_as_any_other(fleet: Fleet) -> None:
@@ -165,4 +165,4 @@ def test_what_cannot_be_sent_in_a_transaction_is_not_sent(fleet: Fleet, postgres
         with pytest.raises(NotInTransaction, match="the transaction has failed"):
             fleet.send("act", "ok", within=failed)
         raise Undone
-    assert (fleet.bridge.scheduled.count(), fleet.left()) == (0, 0)
+    eventually(lambda: (fleet.bridge.scheduled.count(), fleet.left()) == (0, 0), what="no job anywhere")
