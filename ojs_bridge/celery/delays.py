@@ -21,6 +21,7 @@ from celery.app.task import Context
 from celery.signals import task_revoked
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from celery.worker.state import revoked
+from kombu.connection import Connection
 from kombu.serialization import loads
 
 from ..adapters import parameters_of
@@ -29,9 +30,10 @@ from ..engine.events import harmless
 from ..engine.layers import TaskPolicy
 from ..engine.runs import Run
 from ..engine.storage_retry import at_once
-from ..engine.storing import cancel, job_of_parked
-from ..errors import InvalidRetryPolicy, InvalidState, StoreError, Unstorable
+from ..engine.storing import AWAY_SECONDS, cancel, job_of_parked
+from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState, StoreError, Unstorable
 from ..messages import CREATED, HEADER, IN_OPTION, OUTBOX_OPTION
+from ..rules.decision import later
 from ..rules.job import Header, Job, decoded
 from ..store import Parked, Transaction
 from . import compat
@@ -53,6 +55,7 @@ class Delays:
     policy: Callable[[Task | None], TaskPolicy]
     #: What `install` says of them; None leaves it to the bridge.
     parks: bool | None = None
+    _away_until: float = 0.0
 
     def way(self, send_task: Callable[..., Any], name: str, options: dict[str, Any]) -> Callable[..., Any]:
         """Return what sends a job: to the store in a transaction, to the store until a time, or `send_task`.
@@ -61,6 +64,10 @@ class Delays:
         itself says what is wrong with a `countdown`, and sends the retries of a task that it retries.
         """
         transaction = self._transaction(name, options)
+        if self._is_elsewhere(options):
+            if transaction is not None:
+                raise ConfigurationError(f"{name}: a job of a transaction goes to the broker of its app only")
+            return send_task
         if transaction is None and (options.get("retries") or not self.are_parked(name)):
             return send_task
         engine, eta, countdown = self.bridge.engine, options.get("eta"), options.get("countdown")
@@ -70,9 +77,29 @@ class Delays:
                 at = engine.now() + timedelta(seconds=countdown)
             elif eta:
                 at = _instant(self.app, eta)
-        if transaction is not None or (at and engine.storing.parks(at)):
+        is_late = at is not None and engine.storing.parks(at)
+        if transaction is not None or (is_late and not self._is_outside(name, options)):
             return partial(self.park, at, transaction, send_task)
         return send_task
+
+    def _is_outside(self, name: str, options: dict[str, Any]) -> bool:
+        """Return whether the canary leaves a job to Celery, which a job without an id gets for that."""
+        outside = getattr(compat.task_in(compat.tasks(self.app), name), "ojs_outside", None)
+        if outside is None:
+            return False
+        options["task_id"] = options.get("task_id") or str(uuid.uuid4())
+        return bool(outside.has({**(options.get("headers") or {}), "id": options["task_id"]}))
+
+    def _is_elsewhere(self, options: Mapping[str, Any]) -> bool:
+        """Return whether a job is sent to another broker than its app's, where the store's jobs go."""
+        producer = options.get("producer") or options.get("publisher")
+        given = options.get("connection") or getattr(producer, "connection", None)
+        if given is None:
+            return False
+        own = self.app.connection_for_write()
+        if not isinstance(given, Connection) or given.alt != own.alt:
+            return True
+        return not own.alt and given.as_uri() != own.as_uri()
 
     def _transaction(self, name: str, options: dict[str, Any]) -> Transaction | None:
         """Return the transaction in which a job is sent, by its option or by that of its task or bridge."""
@@ -139,18 +166,30 @@ class Delays:
         eta, name = headers.get("eta"), str(headers.get("task"))
         if not eta or headers.get("retries") or headers.get("id") in revoked or not self.are_parked(name):
             return False
-        at = wires.time_in(self.app, eta)
-        if at is None or not self.bridge.engine.storing.parks(at):
+        if (at := wires.time_in(self.app, eta)) is None:
             return False
+        storing = self.bridge.engine.storing
         parts = wires.carried(message, message.body, None, self.app)
         wire = wires.delivered(self.app, parts, message.properties or {}, message.delivery_info or {})
         # A copy of the message has the same chain; another message under its id has another time.
         chain = hashlib.blake2b(str(eta).encode(), digest_size=8).hexdigest()
         try:
+            run = self._run(wire, chain)
+            if run.job.fence:
+                return False
+            # What the bridge itself has sent on may come sooner than its user wants it.
+            at = run.job.next_retry_at or at
+            if run.job.next_retry_at is None:
+                # Wherever it waits, another worker may have taken over a copy of it.
+                headers[HEADER] = storing.header(run.job.waiting(later(at, 0))).text
+            if not storing.parks(at) or time.monotonic() < self._away_until:
+                return False
             with at_once():
-                self._schedule(self._run(wire, chain), wire, at)
+                self._schedule(run, wire, at)
         except (StoreError, InvalidState, InvalidRetryPolicy) as error:
             logger.warning("job %s waits in this worker, not in the store: %r", headers.get("id"), error)
+            if isinstance(error, StoreError) and not isinstance(error, Unstorable):
+                self._away_until = time.monotonic() + AWAY_SECONDS
             return False
         return True
 
@@ -207,7 +246,9 @@ class Delays:
         job = decoded(headers.get(HEADER), bare)
         if isinstance(job, InvalidState):
             raise job
-        job = job._replace(chain=job.chain or chain, **sent)
+        if not (job.chain or job.next_retry_at):
+            job = job._replace(chain=chain)
+        job = job._replace(**sent)
         task = self.policy(compat.task_in(compat.tasks(app), job.type)).of_job(job.retry)
         return Run(job, task.policy, task, time.monotonic())
 

@@ -24,6 +24,7 @@ from dramatiq.common import dq_name, q_name
 from ..bridge import Bridge
 from ..engine.runs import Run
 from ..engine.storage_retry import at_once
+from ..engine.storing import AWAY_SECONDS
 from ..errors import InvalidRetryPolicy, InvalidState, StoreError, Unstorable
 from ..messages import HEADER, IN_OPTION, OUTBOX_OPTION
 from ..rules.job import Header
@@ -35,10 +36,6 @@ from .publishing import Outgoing, goes_on, send_on
 from .translate import NAME, bare_job, job_of, max_age, time_of
 
 logger = logging.getLogger("ojs_bridge")
-
-#: For how many seconds a worker takes no message over after the store has failed: its thread has others to
-#: see to, and each try may take a while.
-AWAY_SECONDS = 30.0
 
 
 class Delays:

@@ -138,7 +138,8 @@ class Scheduler:
             # After the end of the claim other workers publish the same retries: publish none then.
             while left and time.monotonic() < ends:
                 early = (left[0].next_retry_at - self.clock()).total_seconds()
-                if self._stop.wait(max(early, 0.0)):
+                # A clock that is set back must not stop this thread.
+                if self._stop.wait(max(min(early, ends - time.monotonic()), 0.0)):
                     break
                 published: list[Parked] = []
                 try:

@@ -38,6 +38,9 @@ NO_STORE = "this bridge has no store"
 #: Why a job waits that has not failed.
 DELAYED, EARLY = "its user has delayed it", "came before its time"
 TOGETHER = "was sent in a transaction"
+#: For how many seconds a worker takes no delayed job over after the store has failed: its thread has others
+#: to see to, and each try may take a while.
+AWAY_SECONDS = 30.0
 
 #: What becomes of a job that a bulk operation has sent. It recovers if it succeeds after a failed attempt.
 Fate: TypeAlias = Literal["began", "failed", "succeeded", "recovered", "died", "discarded"]

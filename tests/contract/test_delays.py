@@ -110,3 +110,18 @@ def test_without_its_store_a_producer_leaves_a_delay_to_the_broker(made: Made, f
     away = made(f"{fleet.framework}-valkey", store="redis://127.0.0.1:1/0", **options)
     job = away.send("act", "ok", delay=1.5)
     assert away.left() == 1 and job
+
+
+def test_what_a_producer_has_left_to_the_broker_is_taken_over_until_its_own_time(
+    made: Made, fleet: Fleet
+) -> None:
+    """The broker has it for a shorter time, because Redis and RabbitMQ hold nothing for long."""
+    options = {"park_delays": True, "park_after": "PT1S", "insist": 1}
+    same = {"queue": fleet.queue, "broker": fleet.settings.broker}
+    away = made(f"{fleet.framework}-valkey", store="redis://127.0.0.1:1/0", **options, **same)
+    due = fleet.bridge.engine.now() + timedelta(seconds=HOURS)
+    job = away.send("act", "ok", delay=HOURS)
+    fleet.start().await_ready()
+    eventually(lambda: fleet.bridge.scheduled.count() == 1, what="a parked delay")
+    late = fleet.bridge.scheduled.get(job).next_retry_at - due
+    assert timedelta(milliseconds=-1) < late < timedelta(seconds=60)

@@ -8,10 +8,13 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from celery import chain, chord, group
+from celery import Celery, chain, chord, group
+from kombu import Connection
 
+from ojs_bridge import Bridge
+from ojs_bridge.celery import install
 from tests.on_celery.fleet import Fleet
-from tests.servers import eventually
+from tests.servers import RabbitMQ, eventually
 
 HOURS = 7200
 
@@ -106,3 +109,49 @@ def test_a_task_that_says_nothing_of_its_delays_keeps_those_of_celery(separate: 
     fleet = separate(park_after="PT1S")
     fleet.send("act", "ok", countdown=HOURS)
     assert fleet.bridge.scheduled.count() == 0
+
+
+def test_a_copy_that_comes_when_its_job_has_run_does_not_run(fleet: Fleet) -> None:
+    """A worker was killed after it had parked a job, and before it acknowledged the message."""
+    fleet.start("-c", "1").await_ready()
+    job, act = fleet.app.AsyncResult(f"{fleet.settings.queue}-job"), fleet.task("act")
+    message = {"task_id": job.id, "eta": datetime.now(timezone.utc) + timedelta(seconds=3)}
+
+    def publish() -> None:
+        with fleet.app.producer_or_acquire() as producer:
+            sent = fleet.app.amqp.as_task_v2(name=act.name, args=["ok"], kwargs={}, **message)
+            fleet.app.amqp.send_task_message(producer, act.name, sent, queue=fleet.settings.queue)
+
+    publish()
+    eventually(lambda: fleet.bridge.scheduled.count() == 1, what="a parked delay")
+    assert fleet.end(job) == "SUCCESS"
+    publish()
+    fleet.end(fleet.send("act", "another one"))
+    assert len(fleet.runs(job)) == 1
+
+
+def test_what_is_sent_to_another_broker_is_not_parked(fleet: Fleet, rabbitmq: RabbitMQ) -> None:
+    """The store's jobs go to the broker of their app."""
+    with Connection(rabbitmq.url) as there:
+        fleet.send("act", "ok", countdown=HOURS, connection=there)
+        with fleet.app.amqp.Producer(there) as producer:
+            fleet.send("act", "ok", countdown=HOURS, producer=producer)
+        queue = fleet.app.amqp.queues[fleet.settings.queue].bind(there.default_channel)
+        assert (fleet.bridge.scheduled.count(), queue.queue_declare(passive=True).message_count) == (0, 2)
+    with fleet.app.connection_for_write() as here:
+        fleet.send("act", "ok", countdown=HOURS, connection=here)
+    assert fleet.bridge.scheduled.count() == 1
+
+
+def test_a_job_that_the_canary_leaves_to_celery_is_not_parked(fleet: Fleet, unique: str) -> None:
+    outside = Celery(broker=fleet.settings.broker)
+
+    @outside.task(name="act", queue=unique)
+    def task() -> None:
+        """Do nothing."""
+
+    install(outside, Bridge(store=fleet.settings.store, park_delays=True), canary=0)
+    task.apply_async(countdown=HOURS)
+    assert fleet.bridge.scheduled.count() == 0
+    task.apply_async(countdown=HOURS, ojs_retry={"max_attempts": 2})
+    assert fleet.bridge.scheduled.count() == 1

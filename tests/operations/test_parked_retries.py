@@ -159,6 +159,16 @@ def test_one_that_is_claimed_ahead_is_published_when_it_is_due(worker: Worker) -
     assert worker.published == ["j-1"]
 
 
+def test_a_clock_that_is_set_back_does_not_stop_a_scheduler(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "CLAIM", timedelta(seconds=0.4))
+    worker.park("j-1")
+    assert scheduler_of(worker).publish_due(FRAMEWORK, worker.outbox, timedelta(hours=3)) == 1
+    assert worker.published == []
+    worker.bridge.retries.cancel("j-1")
+
+
 def test_a_scheduler_that_stops_gives_back_what_it_has_claimed_ahead(worker: Worker) -> None:
     worker.park("j-1")
     at_work = scheduler_of(worker)
