@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any
@@ -29,8 +29,7 @@ from ..bridge import Bridge
 from ..engine.events import harmless
 from ..engine.layers import TaskPolicy
 from ..engine.runs import Run
-from ..engine.storage_retry import at_once
-from ..engine.storing import AWAY_SECONDS, cancel, job_of_parked
+from ..engine.storing import Away, cancel, job_of_parked
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState, StoreError, Unstorable
 from ..messages import CREATED, HEADER, IN_OPTION, OUTBOX_OPTION
 from ..rules.decision import later
@@ -55,7 +54,7 @@ class Delays:
     policy: Callable[[Task | None], TaskPolicy]
     #: What `install` says of them; None leaves it to the bridge.
     parks: bool | None = None
-    _away_until: float = 0.0
+    _away: Away = field(default_factory=Away)
 
     def way(self, send_task: Callable[..., Any], name: str, options: dict[str, Any]) -> Callable[..., Any]:
         """Return what sends a job: to the store in a transaction, to the store until a time, or `send_task`.
@@ -84,11 +83,13 @@ class Delays:
 
     def _is_outside(self, name: str, options: dict[str, Any]) -> bool:
         """Return whether the canary leaves a job to Celery, which a job without an id gets for that."""
-        outside = getattr(compat.task_in(compat.tasks(self.app), name), "ojs_outside", None)
-        if outside is None:
+        if (outside := self._outside_of(name)) is None:
             return False
         options["task_id"] = options.get("task_id") or str(uuid.uuid4())
         return bool(outside.has({**(options.get("headers") or {}), "id": options["task_id"]}))
+
+    def _outside_of(self, name: str) -> Any:
+        return getattr(compat.task_in(compat.tasks(self.app), name), "ojs_outside", None)
 
     def _is_elsewhere(self, options: Mapping[str, Any]) -> bool:
         """Return whether a job is sent to another broker than its app's, where the store's jobs go."""
@@ -147,7 +148,7 @@ class Delays:
             self.broker().publish(Outgoing(wire), engine.now())
             return result
         try:
-            self._schedule(run, wire, at)
+            self._away.try_once(partial(self._schedule, run, wire, at))
         except Unstorable:
             raise
         except StoreError as error:
@@ -166,7 +167,8 @@ class Delays:
         eta, name = headers.get("eta"), str(headers.get("task"))
         if not eta or headers.get("retries") or headers.get("id") in revoked or not self.are_parked(name):
             return False
-        if (at := wires.time_in(self.app, eta)) is None:
+        outside = self._outside_of(name)
+        if (at := wires.time_in(self.app, eta)) is None or (outside and outside.has(headers)):
             return False
         storing = self.bridge.engine.storing
         parts = wires.carried(message, message.body, None, self.app)
@@ -182,14 +184,11 @@ class Delays:
             if run.job.next_retry_at is None:
                 # Wherever it waits, another worker may have taken over a copy of it.
                 headers[HEADER] = storing.header(run.job.waiting(later(at, 0))).text
-            if not storing.parks(at) or time.monotonic() < self._away_until:
+            if not storing.parks(at) or self._away.is_on:
                 return False
-            with at_once():
-                self._schedule(run, wire, at)
+            self._away.try_once(partial(self._schedule, run, wire, at))
         except (StoreError, InvalidState, InvalidRetryPolicy) as error:
             logger.warning("job %s waits in this worker, not in the store: %r", headers.get("id"), error)
-            if isinstance(error, StoreError) and not isinstance(error, Unstorable):
-                self._away_until = time.monotonic() + AWAY_SECONDS
             return False
         return True
 

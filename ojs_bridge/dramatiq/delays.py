@@ -23,8 +23,7 @@ from dramatiq.common import dq_name, q_name
 
 from ..bridge import Bridge
 from ..engine.runs import Run
-from ..engine.storage_retry import at_once
-from ..engine.storing import AWAY_SECONDS
+from ..engine.storing import Away
 from ..errors import InvalidRetryPolicy, InvalidState, StoreError, Unstorable
 from ..messages import HEADER, IN_OPTION, OUTBOX_OPTION
 from ..rules.job import Header
@@ -45,7 +44,7 @@ class Delays:
         self._broker, self._bridge, self._actors = broker, bridge, actors
         #: What `install` says of them; None leaves it to the bridge.
         self._parks = parks
-        self._away_until = 0.0
+        self._away = Away()
 
     @property
     def may_park(self) -> bool:
@@ -142,7 +141,7 @@ class Delays:
             broker.emit_after("enqueue", told, delay)
             return told
         try:
-            self._schedule(run, plain, at)
+            self._away.try_once(functools.partial(self._schedule, run, plain, at))
         except Unstorable:
             raise
         except StoreError as error:
@@ -174,14 +173,11 @@ class Delays:
                 return False
             # Wherever it waits, another worker may have taken over a copy of it.
             options[HEADER] = storing.header(run.job.waiting(at)).state
-            if not storing.parks(at) or time.monotonic() < self._away_until:
+            if not storing.parks(at) or self._away.is_on:
                 return False
-            with at_once():
-                self._schedule(run, plain, at)
+            self._away.try_once(functools.partial(self._schedule, run, plain, at))
         except (StoreError, InvalidState, InvalidRetryPolicy) as error:
             logger.warning("job %s waits in this worker, not in the store: %r", message.message_id, error)
-            if not isinstance(error, Unstorable):
-                self._away_until = time.monotonic() + AWAY_SECONDS
             return False
         return True
 

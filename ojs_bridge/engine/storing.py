@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -29,6 +30,7 @@ from .events import cancelled, harmless
 from .layers import with_ojs_jitter
 from .reservations import Reservations, TakenOver
 from .runs import Message, Onward, Postpone, Refuse, Run
+from .storage_retry import at_once
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -38,12 +40,35 @@ NO_STORE = "this bridge has no store"
 #: Why a job waits that has not failed.
 DELAYED, EARLY = "its user has delayed it", "came before its time"
 TOGETHER = "was sent in a transaction"
-#: For how many seconds a worker takes no delayed job over after the store has failed: its thread has others
-#: to see to, and each try may take a while.
+#: For how many seconds no delayed job is written after the store has failed: each try may take a while, and
+#: whoever sends jobs, or receives them, has other things to do.
 AWAY_SECONDS = 30.0
 
 #: What becomes of a job that a bulk operation has sent. It recovers if it succeeds after a failed attempt.
 Fate: TypeAlias = Literal["began", "failed", "succeeded", "recovered", "died", "discarded"]
+
+
+class Away:
+    """What a process knows of a store that has failed, where a delayed job can wait elsewhere."""
+
+    _until = 0.0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the store has failed within the last half minute."""
+        return time.monotonic() < self._until
+
+    def try_once(self, write: Callable[[], object]) -> None:
+        """Write to the store in one try, or in none if it is away; raises StoreError."""
+        if self.is_on:
+            raise StoreError("the store has failed a moment ago")
+        try:
+            with at_once():
+                write()
+        except StoreError as error:
+            if not isinstance(error, Unstorable):
+                self._until = time.monotonic() + AWAY_SECONDS
+            raise
 
 
 class Storing:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -155,3 +157,14 @@ def test_a_job_that_the_canary_leaves_to_celery_is_not_parked(fleet: Fleet, uniq
     assert fleet.bridge.scheduled.count() == 0
     task.apply_async(countdown=HOURS, ojs_retry={"max_attempts": 2})
     assert fleet.bridge.scheduled.count() == 1
+
+
+def test_a_store_that_does_not_answer_holds_only_the_first_delay_up(separate: Callable[..., Fleet]) -> None:
+    """It takes connections, and is silent, as one that is frozen. What is sent meanwhile the broker has."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        store = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        fleet = separate(park_delays=True, park_after="PT1S", store=store)
+        fleet.send("act", "ok", countdown=HOURS)
+        began = time.monotonic()
+        fleet.send("act", "ok", countdown=HOURS)
+        assert time.monotonic() - began < 5
