@@ -154,7 +154,9 @@ class Delays:
         except StoreError as error:
             logger.warning("job %s waits in the broker, not in the store: %r", run.job, error)
             header = engine.storing.header(run.job.waiting(at))
-            self.broker().publish(Outgoing(wire, {HEADER: header.text}), engine.now(), at)
+            # Its whole `eta`: the worker that gets it may have no bridge.
+            changes = {HEADER: header.text, "eta": at.isoformat()}
+            self.broker().publish(Outgoing(wire, changes), engine.now(), at)
         return result
 
     def take_over(self, message: Any) -> bool:
