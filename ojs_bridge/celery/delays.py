@@ -109,7 +109,10 @@ class Delays:
             return outbox.join(given)
         task = compat.task_in(compat.tasks(self.app), name)
         said = getattr(task, OUTBOX_OPTION, None)
-        if not (self.bridge.settings.outbox if said is None else said):
+        if said is None:
+            # A job of a native task that is published twice runs twice.
+            said = self.bridge.settings.outbox and getattr(task, "ojs_bridged", task is None)
+        if not said:
             return None
         # A job that goes on is told by an error, which would roll the job back, too.
         goes_on = options.get("retries") or options.get("replaced_task_nesting")
@@ -202,12 +205,16 @@ class Delays:
         if self.bridge.store is None:
             return
         parked = self.bridge.store.parked
-        try:
+
+        def cancel_all() -> None:
             for job_id in job_ids:
                 while (job := parked.get(str(job_id))) and job.framework == NAME:
                     if not cancel(self.bridge.engine.context, job):
                         break  # a worker publishes it at this moment
                     harmless(job_of_parked(job), self._tell_revoked, job)
+
+        try:
+            self._away.try_once(cancel_all)
         except StoreError as error:
             logger.warning("jobs that are revoked may wait in the store: %r", error)
 

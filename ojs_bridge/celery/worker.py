@@ -19,7 +19,6 @@ from celery.utils.functional import maybe_list
 from celery.worker import state
 from celery.worker.control import Panel
 
-from ..engine.storage_retry import at_once
 from ..engine.threads import keep_going
 from . import compat
 from .installation import attach, check_task, installation, is_bridged, task_policy
@@ -87,8 +86,7 @@ def hear_of_revoked() -> None:
     def revoke_what_waits(state: Any, task_id: Any, *args: Any, **options: Any) -> Any:
         answer = revoke(state, task_id, *args, **options)
         if delays := installation(state.app).delays:
-            with at_once():
-                delays.revoke(maybe_list(task_id) or ())
+            delays.revoke(maybe_list(task_id) or ())
         return answer
 
     revoke_what_waits.ojs_revokes = True  # type: ignore[attr-defined]

@@ -193,7 +193,10 @@ def send_on(
 
     def enqueue() -> None:
         # RabbitMQ takes a message back that a worker holds for too long: a long delay is several short ones.
-        seconds = min((at - engine.now()).total_seconds(), kind.kept_at_most)
+        # The worker that gets a new job may have no bridge, and would run it after the first.
+        seconds = (at - engine.now()).total_seconds()
+        if delivered:
+            seconds = min(seconds, kind.kept_at_most)
         kind.have_queue(message.queue_name)
         with sending_on():
             broker.enqueue(message, delay=_milliseconds(seconds))
