@@ -116,11 +116,11 @@ def in_broker(app: Celery) -> int:
         return int(connection.default_channel.queue_declare(app.main).message_count)
 
 
-def of_outbox(url: str, *, outbox: bool) -> tuple[Celery, Bridge]:
+def of_outbox(url: str, *, outbox: bool, **options: Any) -> tuple[Celery, Bridge]:
     """An app whose queue has its name, and its bridge; the tables of its store are there."""
     app = Celery(f"outbox-{uuid4().hex}", broker="memory://", set_as_current=False)
     app.conf.task_default_queue = app.main
-    bridge = install(app, Bridge(url, namespace=app.main, outbox=outbox))
+    bridge = install(app, Bridge(url, namespace=app.main, outbox=outbox), **options)
     bridge.store.prepare()
     return app, bridge
 
@@ -178,6 +178,20 @@ def test_a_task_may_have_an_outbox_alone(url: str) -> None:
             at_once.delay()
             assert in_broker(app) == 1
         eventually(lambda: in_broker(app) == 2, seconds=8)
+    bridge.engine.close()
+
+
+@needs_django
+def test_a_task_that_is_not_under_the_bridge_is_in_no_outbox(url: str) -> None:
+    """Published twice, its job would run twice."""
+    app, bridge = of_outbox(url, outbox=True, policies={"ours": {}})
+
+    @app.task(name="theirs")
+    def theirs() -> None: ...
+
+    with django_alias(url) as alias, atomic(alias):
+        theirs.delay()
+        assert in_broker(app) == 1
     bridge.engine.close()
 
 
