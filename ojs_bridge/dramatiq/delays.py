@@ -107,10 +107,9 @@ class Delays:
             return outbox.join(given)
         actor = self._broker.actors.get(message.actor_name)
         said = actor.options.get(OUTBOX_OPTION) if actor else None
-        if said is None:
+        if said is None and (said := self._bridge.settings.outbox) and actor is not None:
             # A message of a native actor that is published twice runs twice.
-            is_native = actor is not None and self._actors.task_of(message) is None
-            said = self._bridge.settings.outbox and not is_native
+            said = self._actors.task_of(message) is not None
         return outbox.joined() if said and not goes_on() and "retries" not in message.options else None
 
     def park(
