@@ -63,13 +63,14 @@ class Delays:
         itself says what is wrong with a `countdown`, and sends the retries of a task that it retries.
         """
         transaction = self._transaction(name, options)
+        engine, eta, countdown = self.bridge.engine, options.get("eta"), options.get("countdown")
+        is_delayed = (eta or countdown) and not options.get("retries") and self.are_parked(name)
+        if transaction is None and not is_delayed:
+            return send_task
         if self._is_elsewhere(options):
             if transaction is not None:
                 raise ConfigurationError(f"{name}: a job of a transaction goes to the broker of its app only")
             return send_task
-        if transaction is None and (options.get("retries") or not self.are_parked(name)):
-            return send_task
-        engine, eta, countdown = self.bridge.engine, options.get("eta"), options.get("countdown")
         at: datetime | None = None
         with suppress(TypeError, OverflowError):
             if countdown:
