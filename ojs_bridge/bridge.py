@@ -11,8 +11,9 @@ from .engine.context import Context
 from .engine.engine import Engine
 from .engine.events import Dispatcher, Listener
 from .engine.redaction import Redaction, Redactor
-from .engine.scheduler import Chore, Scheduler
+from .engine.scheduler import RELEASE, Chore, Scheduler
 from .engine.storage_retry import StorageRetry
+from .engine.turns import Turns
 from .operations.audit import Audit, Marks
 from .operations.broker_letters import BrokerLetters
 from .operations.bulk import Operations
@@ -49,6 +50,8 @@ class Bridge:
         reservation: for how long an attempt is reserved; a heartbeat extends the reservation.
         park_after: a retry that is due later than that waits in the store, not in the broker.
         park_delays: whether a job that its user delays by more than that waits there, too.
+        release_rate: how fast jobs that wait in the store leave it when they are due, all workers together,
+            such as `"500/s"`, `"100/m"` or `"10/h"`; without it there is no limit.
         outbox: whether a job that is sent within a transaction of Django's on the store's database is a part
             of it.
         fail_open: whether jobs run without a reservation while the store cannot be reached; else they wait.
@@ -83,6 +86,7 @@ class Bridge:
         reservation: str | timedelta | None = None,
         park_after: str | timedelta | None = None,
         park_delays: bool | None = None,
+        release_rate: str | float | None = None,
         outbox: bool | None = None,
         fail_open: bool | None = None,
         settle_behind: bool | None = None,
@@ -104,6 +108,7 @@ class Bridge:
             reservation=reservation,
             park_after=park_after,
             park_delays=park_delays,
+            release_rate=release_rate,
             outbox=outbox,
             fail_open=fail_open,
             settle_behind=settle_behind,
@@ -201,7 +206,7 @@ class Bridge:
         if self._workers == 1:
             self.engine.instruments.started()
         if self.store and self._scheduler is None:
-            context = self.engine.context
+            context, rate = self.engine.context, self.settings.release_rate
             self._beat = Beat(context, framework, queues)
             self._scheduler = self._scheduler_type(
                 self.store.parked,
@@ -212,6 +217,7 @@ class Bridge:
                 self._chores(self._beat),
                 self.settings.polling_retry,
                 self.engine.outage,
+                Turns(self.store.documents, RELEASE, rate) if rate else None,
             )
             self._scheduler.start()
 

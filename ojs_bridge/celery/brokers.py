@@ -229,8 +229,7 @@ class Broker:
                 exchange = getattr(route["exchange"], "name", route["exchange"])
                 if exchange and not lookup(exchange, route["routing_key"]):
                     raise Unroutable(f"no queue is bound to {route}")
-                route = {**route, "declare": []}
-            producer.publish(**message, **route)
+            producer.publish(**message, **{**route, "declare": [] if lookup else route["declare"]})
 
     def bury(self, wire: Wire, changes: Mapping[str, Any]) -> None:
         """Publish a message, with its final state, to its queue's own dead queue, `<queue>.dead`.

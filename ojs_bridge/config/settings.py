@@ -25,7 +25,7 @@ from ..operations.replaying import ReplayRule, checked
 from ..operations.retention import Retention
 from ..rules.failures import ErrorMap, Errors
 from ..rules.job import HEADER_BUDGET, MAX_HEADER, MIN_HEADER_BUDGET, MIN_HISTORY
-from ..rules.notations import duration_at
+from ..rules.notations import duration_at, rate_at
 from ..rules.policy import LARGEST, AnyPartial, RetryPolicy
 from ..store import PATIENCE_SECONDS, Store, open_store, without_password
 from .policies import MISNAMED, Policies, PoliciesOrFile, load, read_toml
@@ -55,6 +55,7 @@ class Settings:
     reservation: timedelta
     park_after: timedelta
     park_delays: bool
+    release_rate: float | None
     outbox: bool
     fail_open: bool
     settle_behind: bool
@@ -83,6 +84,7 @@ def settings_of(**given: Any) -> Settings:
         reservation=_length(setting["reservation"]),
         park_after=_length(setting["park_after"]),
         park_delays=_with(setting["park_delays"], store is not None, "a store"),
+        release_rate=_release_rate(setting["release_rate"], store),
         outbox=_with(setting["outbox"], getattr(store, "backend", "") == "sql", _SQL),
         fail_open=_either(setting["fail_open"]),
         settle_behind=_either(setting["settle_behind"]),
@@ -193,6 +195,14 @@ def _with(given: Given, has_it: bool, what: str) -> bool:
     if said and not has_it:
         raise ConfigurationError(f"{given.place}: {said!r} needs {what}, such as postgresql://host/shop")
     return said
+
+
+def _release_rate(given: Given, store: Store | None) -> float | None:
+    if given.value is None:
+        return None
+    if store is None:
+        raise ConfigurationError(f"{given.place}: {given.value!r} needs a store, such as sqlite:///ojs.db")
+    return rate_at(given.place, given.value)
 
 
 def _length(given: Given) -> timedelta:
@@ -434,6 +444,7 @@ SETTINGS = {
     "reservation": Setting(default="PT1M"),
     "park_after": Setting(default="PT1M"),
     "park_delays": Setting(_boolean, default=False),
+    "release_rate": Setting(),
     "outbox": Setting(_boolean, default=False),
     "fail_open": Setting(_boolean, default=False),
     "settle_behind": Setting(_boolean, default=False),

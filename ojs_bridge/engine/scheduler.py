@@ -20,6 +20,7 @@ from ..store import Due, Grant, Parked, ParkedJobs, Reservation, ReservedRuns, S
 from .runs import Publisher
 from .storage_retry import POLLING, Outage, StorageRetry
 from .threads import BetweenForks, keep_going
+from .turns import Turns
 
 T = TypeVar("T")
 
@@ -33,6 +34,8 @@ AHEAD = timedelta(seconds=1.1)
 #: had claimed that is killed.
 BATCH = 200
 CLAIM = timedelta(seconds=10)
+#: The name of the turns in which the jobs leave the store.
+RELEASE = "release"
 #: After how many published retries the store deletes them.
 UNPARK = 25
 #: How often reservations are looked at, in seconds, and how many in one step. Where more than a tenth of them
@@ -98,6 +101,8 @@ class Scheduler:
     chores: Sequence[Chore] = ()
     polling: StorageRetry = POLLING
     outage: Outage = field(default_factory=Outage)
+    #: Limits how fast the jobs of the whole fleet leave the store.
+    turns: Turns | None = None
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     #: The frameworks whose broker takes no retry, and whether the store is away.
@@ -106,6 +111,10 @@ class Scheduler:
     #: The chores that have failed. An outage of the store needs no line for each.
     _undone: dict[str, BaseException] = field(default_factory=dict)
     _due: dict[Chore, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        #: How many retries are claimed at once.
+        self.batch = min(BATCH, self.turns.most_within(POLL_SECONDS)) if self.turns else BATCH
 
     def start(self) -> None:
         """Start the thread, once; it ends with `stop`."""
@@ -124,30 +133,52 @@ class Scheduler:
     def publish_due(self, framework: str, publisher: Publisher, ahead: timedelta = timedelta(0)) -> int:
         """Publish one batch of the retries that are due within some time, each when it is due.
 
-        Return its size; raises StoreError and Unreachable.
+        Return its size, or 0 if it is not its turn; raises StoreError and Unreachable.
         """
         now, began = self.clock(), time.monotonic()
-        due = self.parked.claim_due(framework, now=now + ahead, until=now + CLAIM, limit=BATCH)
-        self.publish(due, publisher, began + CLAIM.total_seconds() / 2)
+        due = self.parked.claim_due(framework, now=now + ahead, until=now + CLAIM, limit=self.batch)
+        times = [parked.next_retry_at for parked in due.retries]
+        if self.turns and times:
+            turns = self._turns_of(self.turns, due, now)
+            if turns is None:
+                return 0
+            times = [max(pair) for pair in zip(times, turns, strict=True)]
+        self.publish(due, publisher, began + CLAIM.total_seconds() / 2, times)
         return len(due.retries)
 
-    def publish(self, due: Due, publisher: Publisher, ends: float) -> None:
-        """Publish claimed retries until a monotonic time; raises StoreError and Unreachable."""
-        left = deque(due.retries)
+    def _turns_of(self, turns: Turns, due: Due, now: datetime) -> Sequence[datetime] | None:
+        """Take the turns of claimed jobs; without any, the claim ends, and this returns None."""
+        times = None
+        try:
+            times = turns.take(len(due.retries), now=now, within=CLAIM / 4)
+        finally:
+            if times is None:
+                self.parked.unclaim(due.retries, due.claim)
+        return times
+
+    def publish(
+        self, due: Due, publisher: Publisher, ends: float, times: Sequence[datetime] | None = None
+    ) -> None:
+        """Publish claimed retries, each at its time, until a monotonic time.
+
+        Raises StoreError and Unreachable.
+        """
+        left = deque(zip(times or [parked.next_retry_at for parked in due.retries], due.retries, strict=True))
         try:
             # After the end of the claim other workers publish the same retries: publish none then.
             while left and time.monotonic() < ends:
-                early = (left[0].next_retry_at - self.clock()).total_seconds()
+                early = (left[0][0] - self.clock()).total_seconds()
                 # A clock that is set back must not stop this thread.
                 if self._stop.wait(max(min(early, ends - time.monotonic()), 0.0)):
                     break
                 published: list[Parked] = []
                 try:
                     while left and len(published) < UNPARK and time.monotonic() < ends:
-                        if left[0].next_retry_at > self.clock():
+                        at, parked = left[0]
+                        if at > self.clock():
                             break
-                        if self._publish(left[0], publisher):
-                            published.append(left[0])
+                        if self._publish(parked, publisher):
+                            published.append(parked)
                         left.popleft()
                 finally:
                     if published:
@@ -155,7 +186,7 @@ class Scheduler:
                         self.polling.run(unpark, retry_on=AWAY, wait=self._stop.wait)
         finally:
             if left:
-                self.parked.unclaim(tuple(left), due.claim)
+                self.parked.unclaim([parked for _, parked in left], due.claim)
 
     def _publish(self, parked: Parked, publisher: Publisher) -> bool:
         """Publish a retry; False if an error of its own keeps it in the store until its claim ends."""
@@ -193,7 +224,7 @@ class Scheduler:
                 began = time.monotonic()
                 self._wait(framework, error)
                 continue
-            is_more = is_more or published == BATCH
+            is_more = is_more or published == self.batch
             if self._is_away or self._undone:
                 self._answers()
             if framework in self._waiting:

@@ -21,6 +21,10 @@ MAX_DURATION = 100
 #: The most characters of a pattern: the time to compare grows with them.
 MAX_PATTERN = 1_000
 
+#: The bounds of a rate, in a second.
+SLOWEST, FASTEST = 1 / 3600, 1_000_000
+_RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(?:/([smh]))?", re.ASCII)
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
 _GRAMMAR = re.compile(DURATION, re.ASCII)
 _HOUR = timedelta(hours=1)
 _DAYS_PER_YEAR = 365
@@ -89,6 +93,22 @@ def duration_at(place: str, value: object, *, may_be_zero: bool = False) -> time
     if not (duration or may_be_zero):
         raise ConfigurationError(f"{place}: {value!r:.100} must be greater than zero")
     return duration
+
+
+def rate_at(place: str, value: object) -> float:
+    """Return how many a second a setting allows: a number, or a text such as `100/m`, as Celery writes it.
+
+    Raises ConfigurationError, which begins with the setting's place.
+    """
+    number, unit = value, 1
+    if isinstance(value, str) and (read := _RATE.fullmatch(value)):
+        number, unit = float(read[1]), _SECONDS[read[2] or "s"]
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise ConfigurationError(f"{place}: {value!r:.100} must be a rate, such as '10/s', '100/m' or '5/h'")
+    rate = number / unit
+    if not SLOWEST <= rate <= FASTEST:
+        raise ConfigurationError(f"{place}: {value!r:.100} must be between '1/h' and '{FASTEST:,}/s'")
+    return rate
 
 
 def spoken(seconds: float) -> str:

@@ -57,6 +57,7 @@ def test_without_any_of_them() -> None:
         reservation=timedelta(minutes=1),
         park_after=timedelta(minutes=1),
         park_delays=False,
+        release_rate=None,
         outbox=False,
         fail_open=False,
         settle_behind=False,
@@ -130,7 +131,7 @@ def test_a_variable_and_a_table_say_the_same(
 
 def test_every_setting_is_read() -> None:
     """The table above has every setting, but for those that have their own tests; a bridge has no other."""
-    others = {"store", "namespace", "policies", "reliable_fetch"}
+    others = {"store", "namespace", "policies", "reliable_fetch", "release_rate"}
     assert {name for name, *_ in READ} == SETTINGS.keys() - others
     arguments = inspect.signature(Bridge).parameters.keys()
     assert arguments == SETTINGS.keys() - {"policies", "reliable_fetch"}

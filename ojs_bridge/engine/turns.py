@@ -1,0 +1,48 @@
+"""Turns: what all processes of a fleet do together, no faster than a rate."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from ..store import Document, Documents
+
+#: The kind of the documents that say until when the turns of a name are given out.
+KIND = "turns"
+#: How often a turn is asked for when other processes take turns at the same moment.
+_TRIES = 10
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The turns of a name, of which `rate` begin in a second; every process that has the name shares them."""
+
+    documents: Documents
+    name: str
+    rate: float
+
+    def most_within(self, seconds: float) -> int:
+        """Return how many turns begin within some seconds; one at the least."""
+        return max(1, int(self.rate * seconds))
+
+    def take(self, count: int, *, now: datetime, within: timedelta) -> Sequence[datetime] | None:
+        """Take turns and return when each begins; None if the last would not begin within a time from now.
+
+        The times are evenly spread, and follow those that were taken before. Raises StoreError.
+        """
+        for _ in range(_TRIES):
+            known = self.documents.get(KIND, self.name)
+            first = max(known.at, now) if known else now
+            times = [first + timedelta(seconds=place / self.rate) for place in range(count + 1)]
+            if times[count - 1] > now + within:
+                return None
+            # The store cuts off the fraction of a millisecond.
+            ends = times.pop() + _MILLISECOND
+            revision = known.revision + 1 if known else 1
+            # Two processes that write the same at the same moment would both be told that it is theirs.
+            if self.documents.write(Document(KIND, self.name, ends, {"by": uuid.uuid4().hex}, revision)):
+                return times
+        return None

@@ -1,0 +1,80 @@
+"""Parked jobs leave the store no faster than `release_rate`, all workers together."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from ojs_bridge import Bridge, open_store
+from ojs_bridge.engine.turns import Turns
+from tests.lives import FRAMEWORK
+from tests.operations.test_parked_retries import QUICK, Worker
+from tests.servers.process import eventually
+from tests.store.processes import in_processes
+
+RATE = 25
+JOBS = 50
+
+
+def take(url: str, now: datetime) -> list[Sequence[datetime]]:
+    """Take turns of the same name as other processes."""
+    turns = Turns(open_store(url).documents, "stripe", 500)
+    took = [turns.take(5, now=now, within=timedelta(seconds=10)) for _ in range(20)]
+    return [times for times in took if times]
+
+
+def test_processes_share_the_turns_of_a_name(url: str) -> None:
+    """No two turns are closer than the rate allows."""
+    Bridge(url)
+    began = datetime.now(timezone.utc)
+    found = [times for process in in_processes(3, take, url, began) for times in process]
+    times = sorted(itertools.chain.from_iterable(found))
+    assert len(times) > 20
+    assert times[0] >= began
+    # The store keeps whole milliseconds.
+    assert all(later - at >= timedelta(seconds=0.002) for at, later in itertools.pairwise(times))
+
+
+def test_a_turn_that_is_too_far_ahead_is_not_taken(url: str) -> None:
+    turns, now = Turns(open_store(url).documents, "stripe", 1 / 60), datetime.now(timezone.utc)
+    assert turns.take(1, now=now, within=timedelta()) == [now]
+    assert turns.take(1, now=now, within=timedelta(seconds=50)) is None
+    soon = turns.take(1, now=now, within=timedelta(seconds=61))
+    assert soon
+    assert timedelta() <= soon[0] - now - timedelta(minutes=1) < timedelta(milliseconds=2)
+
+
+def test_many_that_are_due_leave_no_faster_than_the_rate(url: str) -> None:
+    """Two workers share the rate, and lose none."""
+    workers = [Worker(url) for _ in range(2)]
+    template, store = workers[0].park("j"), workers[0].bridge.store
+    assert store is not None
+    for n in range(JOBS):
+        store.parked.park(replace(template, id=f"j-{n}", key=f"j-{n}", next_retry_at=template.parked_at))
+    began = time.monotonic()
+    for worker in workers:
+        worker.bridge = Bridge(url, release_rate=f"{RATE}/s", polling_retry=QUICK)
+        worker.bridge.engine.context.publishers[FRAMEWORK] = worker.outbox
+        worker.bridge.start()
+
+    def published() -> list[str]:
+        return [job for worker in workers for job in worker.published]
+
+    eventually(lambda: len(published()) == JOBS, seconds=30, what="all were published")
+    assert time.monotonic() - began >= (JOBS - 1) / RATE - 0.01
+    for worker in workers:
+        worker.bridge.stop()
+    assert sorted(published()) == sorted(f"j-{n}" for n in range(JOBS))
+
+
+@pytest.mark.parametrize(
+    ("rate", "a_second"),
+    [("6/m", 0.1), ("36/h", 0.01), ("2.5/s", 2.5), ("7", 7), (3, 3)],
+)
+def test_a_rate_is_written_as_celery_writes_it(rate: str | float, a_second: float) -> None:
+    assert Bridge("sqlite:///unused.db", release_rate=rate).settings.release_rate == a_second
