@@ -22,7 +22,7 @@ from ojs_bridge import Bridge, RetryPolicy, Snooze
 from ojs_bridge.adapters.private_names import names_in
 from ojs_bridge.celery.compat import TESTING
 from ojs_bridge.cli.program import program
-from ojs_bridge.config.settings import SETTINGS
+from ojs_bridge.config.sources import SETTINGS
 from ojs_bridge.engine import events
 from ojs_bridge.engine.events import Event
 from ojs_bridge.http.app import document

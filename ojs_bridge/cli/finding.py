@@ -25,7 +25,7 @@ from typer import Option
 
 from ..adapters import NAMES, framework_of, frameworks
 from ..bridge import Bridge
-from ..config.settings import layered
+from ..config.sources import layered
 from ..errors import ConfigurationError, InvalidRetryPolicy, StoreError
 from ..operations.retention import Retention
 from ..store import without_password

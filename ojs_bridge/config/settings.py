@@ -1,18 +1,13 @@
-"""The settings of a bridge and of an `install`: their sources, in order, and their checks."""
+"""The settings of a bridge and of an `install`, and their checks."""
 
 from __future__ import annotations
 
-import functools
-import json
-import logging
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from ..engine import events
@@ -24,22 +19,18 @@ from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..operations.replaying import ReplayRule, checked
 from ..operations.retention import Retention
 from ..rules.failures import ErrorMap, Errors
-from ..rules.job import HEADER_BUDGET, MAX_HEADER, MIN_HEADER_BUDGET, MIN_HISTORY
+from ..rules.job import MAX_HEADER, MIN_HEADER_BUDGET, MIN_HISTORY
 from ..rules.notations import duration_at, rate_at
 from ..rules.policy import LARGEST, AnyPartial, RetryPolicy
 from ..store import PATIENCE_SECONDS, Store, open_store, without_password
-from .policies import MISNAMED, Policies, PoliciesOrFile, load, read_toml
+from .policies import Policies, PoliciesOrFile, load
+from .sources import Given, layered
 
-logger = logging.getLogger("ojs_bridge")
-
-_PREFIX = "OJS_BRIDGE_"
-_PYPROJECT = "pyproject.toml"
 #: What the jobs of transactions need.
 _SQL = "a store in the database of the transactions"
-#: The variables that are no settings of a bridge.
-_OTHERS = {"APP", "CANARY", "CONFIG", "METRICS_PORT", "OPERATOR_TOKEN", "READER_TOKEN", "TOKENS"}
 
 Made = TypeVar("Made", Retention, StorageRetry)
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +74,9 @@ def settings_of(**given: Any) -> Settings:
         header_budget=_at_least(setting["header_budget"], MIN_HEADER_BUDGET, " bytes", MAX_HEADER),
         reservation=_length(setting["reservation"]),
         park_after=_length(setting["park_after"]),
-        park_delays=_with(setting["park_delays"], store is not None, "a store"),
-        release_rate=_release_rate(setting["release_rate"], store),
-        outbox=_with(setting["outbox"], getattr(store, "backend", "") == "sql", _SQL),
+        park_delays=_with(setting["park_delays"], store is not None, "a store", _either),
+        release_rate=_with(setting["release_rate"], store is not None, "a store", _rate),
+        outbox=_with(setting["outbox"], getattr(store, "backend", "") == "sql", _SQL, _either),
         fail_open=_either(setting["fail_open"]),
         settle_behind=_either(setting["settle_behind"]),
         out_of_reach=_out_of_reach(setting["out_of_reach"]),
@@ -190,19 +181,15 @@ def _either(given: Given) -> bool:
     return given.value
 
 
-def _with(given: Given, has_it: bool, what: str) -> bool:
-    said = _either(given)
+def _rate(given: Given) -> float | None:
+    return None if given.value is None else rate_at(given.place, given.value)
+
+
+def _with(given: Given, has_it: bool, what: str, read: Callable[[Given], Value]) -> Value:
+    said = read(given)
     if said and not has_it:
-        raise ConfigurationError(f"{given.place}: {said!r} needs {what}, such as postgresql://host/shop")
+        raise ConfigurationError(f"{given.place}: {given.value!r} needs {what}, such as postgresql://host/shop")
     return said
-
-
-def _release_rate(given: Given, store: Store | None) -> float | None:
-    if given.value is None:
-        return None
-    if store is None:
-        raise ConfigurationError(f"{given.place}: {given.value!r} needs a store, such as sqlite:///ojs.db")
-    return rate_at(given.place, given.value)
 
 
 def _length(given: Given) -> timedelta:
@@ -283,176 +270,3 @@ def _at(place: str, *beginnings: str) -> Iterator[None]:
         for beginning in beginnings:
             text = text.removeprefix(beginning)
         raise ConfigurationError(f"{place}: {text}") from None
-
-
-def _as_it_is(_place: str, said: Any) -> Any:
-    return said
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """A setting as it was given; the `place` of a setting in code is its own name."""
-
-    place: str
-    said: Any
-    read: Callable[[str, Any], Any] = _as_it_is
-
-    @property
-    def in_code(self) -> bool:
-        """Whether the setting was given in code, or is the default."""
-        return self.place in SETTINGS
-
-    @property
-    def value(self) -> Any:
-        """The value; raises ConfigurationError for a text that cannot be read."""
-        return self.read(self.place, self.said)
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """The reader of a setting from a variable's text, and its default."""
-
-    read: Callable[[str, str], Any] = _as_it_is
-    default: Any = None
-
-
-def layered(**given: Any) -> dict[str, Given]:
-    """Return every setting as code gives it; if that is None, as the first other place does; or its default.
-
-    Raises ConfigurationError for an unknown key in Django's settings or in the TOML table.
-    """
-    defaults = {name: Given(name, setting.default) for name, setting in SETTINGS.items()}
-    said = {name: Given(name, value) for name, value in given.items() if value is not None}
-    return {**defaults, **_in_toml(), **_in_environment(), **_in_django(), **said}
-
-
-def _in_django() -> Mapping[str, Given]:
-    """Return `OJS_BRIDGE` of Django's settings; Django is not imported if nothing has imported it."""
-    conf: Any = sys.modules.get("django.conf")
-    if conf is None or not (conf.settings.configured or os.environ.get("DJANGO_SETTINGS_MODULE")):
-        return {}
-    table = getattr(conf.settings, "OJS_BRIDGE", None)
-    return {} if table is None else _table(table, "settings.OJS_BRIDGE")
-
-
-def _in_environment() -> Mapping[str, Given]:
-    settings = {}
-    for variable, text in os.environ.items():
-        if not variable.startswith(_PREFIX) or not text:
-            continue
-        name = variable.removeprefix(_PREFIX)
-        if name.lower() in MISNAMED - SETTINGS.keys():
-            raise ConfigurationError(f"{variable}: a policy has the name {_PREFIX}RETRY, in JSON")
-        if name.isupper() and name.lower() in SETTINGS:
-            settings[name.lower()] = Given(variable, text, SETTINGS[name.lower()].read)
-        elif name not in _OTHERS:
-            _warn_of(variable)
-    return settings
-
-
-@functools.cache
-def _warn_of(variable: str) -> None:
-    """Warn once of a variable that is misspelt, or meant for a newer release."""
-    logger.warning("%s is not a variable that ojs-bridge knows: it has no effect", variable)
-
-
-def _in_toml() -> Mapping[str, Given]:
-    """Return the keys of the file that OJS_BRIDGE_CONFIG names, or the table of a pyproject.toml."""
-    named = os.environ.get("OJS_BRIDGE_CONFIG")
-    path = Path(named or _PYPROJECT)
-    if path.name != _PYPROJECT:
-        return _table(_read(path), str(path))
-    table = _own_table(path, needed=bool(named))
-    return {} if table is None else _table(table, f"{path}: tool.ojs-bridge")
-
-
-def _own_table(path: Path, *, needed: bool) -> Any:
-    """Return `[tool.ojs-bridge]` of a pyproject.toml, or None; a file without that table may be damaged."""
-    try:
-        content = _read(path)
-    except ConfigurationError:
-        if needed or _mentions_us(path):
-            raise
-        return None
-    tools = content.get("tool")
-    return tools.get("ojs-bridge") if isinstance(tools, Mapping) else None
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        return read_toml(path.read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise ConfigurationError(
-            f"OJS_BRIDGE_CONFIG: {str(path)!r} cannot be read: {error.strerror}"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path}: is not TOML: {error}") from None
-
-
-def _mentions_us(path: Path) -> bool:
-    try:
-        return b"[tool.ojs-bridge" in path.read_bytes()
-    except OSError:
-        return False
-
-
-def _table(table: object, place: str) -> dict[str, Given]:
-    """Return the settings of a table; raises ConfigurationError for an unknown key."""
-    if not isinstance(table, Mapping):
-        shown = without_password(repr(table))
-        raise ConfigurationError(f"{place}: {shown} must be a table of settings")
-    for key in table:
-        if key not in SETTINGS:
-            hint = f"; a policy has the name retry: {{{key} = ...}}" if key in MISNAMED else ""
-            raise ConfigurationError(
-                f"{place}: {key}: is not a setting; there are {', '.join(SETTINGS)}{hint}"
-            )
-    return {key: Given(f"{place}: {key}", value) for key, value in table.items() if value is not None}
-
-
-def _integer(place: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigurationError(f"{place}: {text!r} must be an integer") from None
-
-
-def _boolean(place: str, text: str) -> bool:
-    value = {"true": True, "1": True, "false": False, "0": False}.get(text.lower())
-    if value is None:
-        raise ConfigurationError(f"{place}: {text!r} must be true, false, 1 or 0")
-    return value
-
-
-def _json(place: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{place}: {text!r} is not JSON: {error}") from None
-
-
-#: The settings by name: as an argument in code, as a key in a table, and in capitals as a variable.
-SETTINGS = {
-    "store": Setting(),
-    "namespace": Setting(default="ojs"),
-    "retry": Setting(_json),
-    "policies": Setting(),
-    "errors": Setting(_json, {}),
-    "listeners": Setting(_json, ()),
-    "history": Setting(_integer, MIN_HISTORY),
-    "header_budget": Setting(_integer, HEADER_BUDGET),
-    "reservation": Setting(default="PT1M"),
-    "park_after": Setting(default="PT1M"),
-    "park_delays": Setting(_boolean, default=False),
-    "release_rate": Setting(),
-    "outbox": Setting(_boolean, default=False),
-    "fail_open": Setting(_boolean, default=False),
-    "settle_behind": Setting(_boolean, default=False),
-    "out_of_reach": Setting(default="PT4S"),
-    "retention": Setting(_json),
-    "redact": Setting(_json),
-    "replay_rules": Setting(_json, ()),
-    "storage_retry": Setting(_json),
-    "polling_retry": Setting(_json),
-    "reliable_fetch": Setting(_boolean, default=True),
-}

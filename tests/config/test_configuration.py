@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from ojs_bridge import Bridge, ReplayRule, Retention, StorageRetry
-from ojs_bridge.config import policies, settings
-from ojs_bridge.config.settings import SETTINGS, Settings, settings_of, the_policies
+from ojs_bridge.config import policies, sources
+from ojs_bridge.config.settings import Settings, settings_of, the_policies
+from ojs_bridge.config.sources import SETTINGS
 from ojs_bridge.engine.redaction import HIDDEN
 from tests.cli.running import run
 from tests.lives import KEEP, live_and_die
@@ -288,4 +289,4 @@ def test_what_the_document_shows() -> None:
 def test_the_documented_variables() -> None:
     """The page names every variable that is no setting; the settings on it are made from the code."""
     others = DOCUMENTED.partition("## Variables that are no settings")[2]
-    assert set(re.findall(r"OJS_BRIDGE_(\w+)", others)) == settings._OTHERS
+    assert set(re.findall(r"OJS_BRIDGE_(\w+)", others)) == sources._OTHERS

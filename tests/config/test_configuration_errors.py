@@ -10,8 +10,9 @@ import pytest
 
 import ojs_bridge
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy
-from ojs_bridge.config import settings
-from ojs_bridge.config.settings import SETTINGS, settings_of, the_policies
+from ojs_bridge.config import sources
+from ojs_bridge.config.settings import settings_of, the_policies
+from ojs_bridge.config.sources import SETTINGS
 from tests.config.test_configuration import write_table
 
 pytestmark = pytest.mark.usefixtures("unconfigured")
@@ -24,7 +25,7 @@ INVALID = [
     ('park_after = "PT0S"', "park_after: 'PT0S' must be greater than zero"),
     ("fail_open = 1", "fail_open: 1 must be true or false"),
     ("park_delays = true", "park_delays: True needs a store, such as postgresql://host/shop"),
-    ("release_rate = '5/s'", "release_rate: '5/s' needs a store, such as sqlite:///ojs.db"),
+    ("release_rate = '5/s'", "release_rate: '5/s' needs a store, such as postgresql://host/shop"),
     ("store = 'sqlite:///o.db'\nrelease_rate = '5/d'", "release_rate: '5/d' must be a rate, such as '10/s'"),
     ("store = 'sqlite:///o.db'\nrelease_rate = 0", "release_rate: 0 must be between '1/h' and '1,000,000/s'"),
     ("outbox = true", "outbox: True needs a store in the database of the transactions, such as "),
@@ -155,7 +156,7 @@ def test_a_named_file_must_be_right(
 
 def test_an_unknown_variable(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The log has one warning, with the name of the variable and without its value."""
-    settings._warn_of.cache_clear()
+    sources._warn_of.cache_clear()
     monkeypatch.setenv("OJS_BRIDGE_STOER", "redis://:secret@h")
     monkeypatch.setenv("OJS_BRIDGE_APP", "shop:app")
     with caplog.at_level(logging.WARNING, "ojs_bridge"):
@@ -172,4 +173,4 @@ def test_every_variable_is_known() -> None:
     for file in Path(ojs_bridge.__file__).parent.glob("**/*.py"):
         spoken |= set(re.findall(r"OJS_BRIDGE_([A-Z_]+[A-Z])", file.read_text(encoding="utf-8")))
     assert spoken >= {"STORE", "CONFIG"}
-    assert {name for name in spoken if name.lower() not in SETTINGS} <= settings._OTHERS
+    assert {name for name in spoken if name.lower() not in SETTINGS} <= sources._OTHERS
