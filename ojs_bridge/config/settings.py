@@ -188,7 +188,9 @@ def _rate(given: Given) -> float | None:
 def _with(given: Given, has_it: bool, what: str, read: Callable[[Given], Value]) -> Value:
     said = read(given)
     if said and not has_it:
-        raise ConfigurationError(f"{given.place}: {given.value!r} needs {what}, such as postgresql://host/shop")
+        raise ConfigurationError(
+            f"{given.place}: {given.value!r} needs {what}, such as postgresql://host/shop"
+        )
     return said
 
 
