@@ -219,7 +219,7 @@ def _table(jobs: Sequence[Parked]) -> Listing:
     headings = ("id", "kind", "due (UTC)", "type", "queue", "attempt", "reason", "error")
     return Listing(
         table(headings, map(_row, jobs)),
-        table(("id", "due (UTC)", "type", "error"), map(_brief_row, ids, jobs)),
+        table(("id", "kind", "due (UTC)", "type", "error"), map(_brief_row, ids, jobs)),
     )
 
 
@@ -231,7 +231,7 @@ def _row(parked: Parked) -> tuple[object, ...]:
 
 def _brief_row(brief_id: str, parked: Parked) -> tuple[object, ...]:
     due = brief_time_of(parked.next_retry_at)
-    return (brief_id, due, brief_type(parked.type), _error(parked) or parked.reason)
+    return (brief_id, parked.kind, due, brief_type(parked.type), _error(parked) or parked.reason)
 
 
 def _error(parked: Parked) -> str:

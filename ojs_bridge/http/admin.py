@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from importlib import metadata
 from typing import Annotated, Literal, cast
 
 from pydantic import Field
 from starlette.requests import Request
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from ..bridge import Bridge
+from ..operations.letters import Whereabouts
 from ..operations.rates import RateHistory
+from ..store import STATES, Filter, Kind, Letter, Parked
 from . import shapes
 from .answers import VERSION, Refusal, invalid
 from .guarding import ACTOR
-from .letters import Letters
-from .requests import AdminQuery, AuditQuery, LettersQuery, MarkBody, RatesQuery, Since
+from .letters import Letters, listed, page_after
+from .requests import (
+    AdminQuery,
+    AuditQuery,
+    JobsQuery,
+    LettersQuery,
+    MarkBody,
+    Numbered,
+    RatesQuery,
+    Since,
+)
 from .routes import Operation, answers
 from .shapes import Count, Time
 
@@ -25,6 +39,8 @@ ADMIN: list[Operation] = []
 #: The manifest's path has no version of the API before it.
 MANIFEST: list[Operation] = []
 
+#: The kinds of what waits, by the specification's words for its states.
+_KINDS: Mapping[str, Kind] = {state: kind for kind, state in STATES.items()}
 _FAILED = ("retried", "discarded", "dead_lettered")
 
 
@@ -47,6 +63,14 @@ class AdminPage(TypedDict):
 
     items: list[AdminItem]
     pagination: AdminPagination
+
+
+class JobsPage(TypedDict):
+    """A numbered page of jobs; `note` says why there are none in a state that the store does not know."""
+
+    items: list[shapes.JobDetail]
+    pagination: AdminPagination
+    note: NotRequired[str]
 
 
 class JobCounts(TypedDict):
@@ -115,14 +139,34 @@ class Admin:
     def list(self, query: AdminQuery) -> AdminPage:
         """List dead letters by numbered pages, the newest first."""
         asked = query.model_dump(exclude={"state", "page", "per_page"}, exclude_none=True)
-        offset = (query.page - 1) * query.per_page
-        page = self._letters.list(LettersQuery(**asked, limit=query.per_page, offset=offset))
+        page = self._letters.list(LettersQuery(**asked, limit=query.per_page, offset=query.offset))
         total = page["total"]
         if total is None:
-            total = self._letters.counts.get(query.where()).total
+            total = self._letters.counts.total(query.where())
         items = [{**job, "created_at": job["metadata"]["created_at"]} for job in page["jobs"]]
-        place: AdminPagination = {"total": total, "page": query.page, "per_page": query.per_page}
-        return {"items": cast(list[AdminItem], items), "pagination": place}
+        return {"items": cast(list[AdminItem], items), "pagination": _place(query, total)}
+
+    @answers(ADMIN, "GET", "/admin/jobs")
+    def jobs(self, query: JobsQuery) -> JobsPage:
+        """List what waits, the next one due first, and dead letters after it, by numbered pages."""
+        bridge, where, state = self._bridge, Filter(query.queue, query.type), query.state
+        jobs, total = list[Parked | Letter](), 0
+        if state in (None, *_KINDS):
+            waits = replace(where, kind=_KINDS.get(state or ""))
+            total = bridge.waiting.count(waits)
+            if query.offset < total:
+                read = partial(bridge.waiting.list, waits)
+                jobs += page_after(read, query.offset, query.per_page).jobs
+        if state in (None, "discarded"):
+            skipped, left = max(query.offset - total, 0), query.per_page - len(jobs)
+            total += self._letters.counts.total(where)
+            if left:
+                jobs += page_after(partial(bridge.dead_letters.list, where), skipped, left).letters
+        items = [cast(shapes.JobDetail, listed(Whereabouts(job).to_ojs())) for job in jobs]
+        page: JobsPage = {"items": items, "pagination": _place(query, total)}
+        if state not in (None, "discarded", *_KINDS):
+            page["note"] = f"the store does not know which jobs are {state}: it has what waits and what died"
+        return page
 
     @answers(ADMIN, "GET", "/admin/stats")
     def stats(self) -> AdminStats:
@@ -167,6 +211,10 @@ class Admin:
             "capabilities": {"dead_letter": True},
             "extensions": [],
         }
+
+
+def _place(query: Numbered, total: int) -> AdminPagination:
+    return {"total": total, "page": query.page, "per_page": query.per_page}
 
 
 def _runs(history: RateHistory) -> Counter[str]:

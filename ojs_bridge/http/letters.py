@@ -46,8 +46,9 @@ from .requests import (
 from .routes import Operation, answers
 from .shapes import Pagination
 
-#: Reads a page: so many entries, after a cursor.
-Read: TypeAlias = Callable[[int, str | None], AnyPage]
+#: Reads a page: so many entries, its `limit`, after a `cursor`.
+Read: TypeAlias = Callable[..., AnyPage]
+
 
 #: The seconds for which counts are kept. A change through this API drops them at once.
 FRESH = 5.0
@@ -62,7 +63,7 @@ def page_of(
     returns the number of all entries.
     """
     try:
-        page = _after(read, query.offset, query.limit, query.cursor)
+        page = page_after(read, query.offset, query.limit, query.cursor)
     except ValueError as error:
         raise invalid(str(error)) from None
     more = page.next_cursor
@@ -75,14 +76,15 @@ def page_of(
     }
 
 
-def _after(read: Read[AnyPage], offset: int, limit: int, cursor: str | None) -> AnyPage:
+def page_after(read: Read[AnyPage], offset: int, limit: int, cursor: str | None = None) -> AnyPage:
+    """Return the page after a cursor and so many entries."""
     while offset:
         step = min(offset, 1000)
-        skipped = read(step, cursor)
+        skipped = read(limit=step, cursor=cursor)
         cursor, offset = skipped.next_cursor, offset - step
         if cursor is None:
             return type(skipped)((), None)
-    return read(limit, cursor)
+    return read(limit=limit, cursor=cursor)
 
 
 @dataclass
@@ -126,6 +128,11 @@ class Counts:
             case [("error_type", str(pattern))]:
                 return _sum(stats.by_error_type, pattern)
         return None
+
+    def total(self, where: Filter) -> int:
+        """Return the number of letters of a filter without a text, for which it may have to count them."""
+        total = self.of(where)
+        return self.get(where).total if total is None else total
 
 
 def _sum(counts: Mapping[str, int], pattern: str) -> int:
@@ -172,15 +179,12 @@ class Letters:
             # Skipping letters with a text could read the whole store.
             raise invalid(f"offset: {query.offset}: does not go with a text; go on by next_cursor")
 
-        def read(limit: int, cursor: str | None) -> Page:
-            return self._bridge.dead_letters.list(where, limit=limit, cursor=cursor)
-
         def total(page: Page) -> int | None:
             if page.next_cursor is None and not query.cursor and (page.letters or not query.offset):
                 return query.offset + len(page.letters)
             return None if query.cursor else self.counts.of(where)
 
-        page, place = page_of(read, query, total)
+        page, place = page_of(partial(self._bridge.dead_letters.list, where), query, total)
         jobs = [cast(shapes.Letter, listed(letter.to_ojs())) for letter in page.letters]
         return {"jobs": jobs, "total": place["total"], "pagination": place}
 
@@ -335,13 +339,10 @@ class Waiting:
         if query.offset and not where.is_plain:
             raise invalid(f"offset: {query.offset}: goes with queue, type and kind; go on by next_cursor")
 
-        def read(limit: int, cursor: str | None) -> ParkedPage:
-            return self._bridge.waiting.list(where, limit=limit, cursor=cursor)
-
         def total(_page: ParkedPage) -> int | None:
             return self._bridge.waiting.count(where) if where == Filter(kind=where.kind) else None
 
-        page, place = page_of(read, query, total)
+        page, place = page_of(partial(self._bridge.waiting.list, where), query, total)
         jobs = [cast(shapes.Waiting, listed(parked.to_ojs())) for parked in page.jobs]
         short = self._bridge.waiting.in_broker(where)
         told = cast(shapes.InBroker, short.to_ojs()) if short else None

@@ -172,18 +172,43 @@ class LettersQuery(Filter, Paging):
     """A page of dead letters."""
 
 
-class AdminQuery(Counted):
-    """A numbered page of dead letters."""
+class Numbered(Asked):
+    """The choice of a page by its number."""
 
-    state: Literal["discarded"] | None = None
     page: Annotated[int, Field(ge=1)] = 1
     per_page: Limit = 20
 
     @model_validator(mode="after")
     def _is_near(self) -> Self:
-        if (self.page - 1) * self.per_page > MAX_OFFSET:
+        if self.offset > MAX_OFFSET:
             raise ValueError(f"page: {self.page}: lies beyond {MAX_OFFSET} entries; choose fewer by a filter")
         return self
+
+    @property
+    def offset(self) -> int:
+        """The number of entries before the page."""
+        return (self.page - 1) * self.per_page
+
+
+class AdminQuery(Numbered, Counted):
+    """A numbered page of dead letters."""
+
+    state: Literal["discarded"] | None = None
+
+
+class JobsQuery(Numbered):
+    """A numbered page of jobs; the order is that of the store."""
+
+    queue: Word | None = None
+    type: Pattern | None = None
+    state: (
+        Literal[
+            "scheduled", "retryable", "discarded", "available", "pending", "active", "completed", "cancelled"
+        ]
+        | None
+    ) = None
+    sort: Literal["scheduled_at"] | None = None
+    order: Literal["asc"] | None = None
 
 
 class GroupsQuery(Counted):

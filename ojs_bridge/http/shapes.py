@@ -92,10 +92,11 @@ class LetterDetail(Letter):
 
 
 class WaitingMetadata(TypedDict):
-    """The framework of a waiting job, and the reason and the time of its parking."""
+    """The framework of a waiting job, the time of its first send, the reason and the time of its parking."""
 
     framework: str
     reason: str
+    created_at: Time | None
     parked_at: Time
 
 

@@ -213,6 +213,7 @@ class Parked:
             "metadata": {
                 "framework": self.framework,
                 "reason": self.reason,
+                "created_at": self.state.get("created_at"),
                 "parked_at": format_time(self.parked_at),
             },
         }

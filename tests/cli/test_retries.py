@@ -57,7 +57,25 @@ def test_listing(store: str) -> None:
     assert "retry 1 in 1 h" in told
     narrow = run("retries", "list", store=store, COLUMNS="60").out.splitlines()
     assert [line.split()[0] for line in narrow if line.startswith("r-")] == ["r-0", "r-1", "r-2"]
-    assert [line.split()[3] for line in narrow if line.startswith("r-0")] == ["billing.charge"]
+    assert [line.split()[4] for line in narrow if line.startswith("r-0")] == ["billing.charge"]
+
+
+def test_a_narrow_list_of_all_that_waits_tells_the_kinds(parked: Bridge, store: str) -> None:
+    assert parked.store is not None
+    for name in ("s-0", "s-1"):
+        delayed = replace(parked.retries.get("r-0"), id=name, key=name, fence=0, attempt=1, kind="scheduled")
+        parked.store.parked.park(delayed)
+    for columns in ("60", "80", "1000"):
+        lines = run("waiting", "list", store=store, COLUMNS=columns).out.splitlines()
+        assert all(len(line) <= int(columns) for line in lines)
+        found = [line.split() for line in lines]
+        assert "kind" in {word for words in found for word in words[:2]}
+        kinds = {words[0]: words[1] for words in found if words and words[0][1:2] == "-"}
+        assert kinds == {
+            **dict.fromkeys(("r-0", "r-1", "r-2"), "retry"),
+            "s-0": "scheduled",
+            "s-1": "scheduled",
+        }
 
 
 def test_running_and_cancelling(parked: Bridge, store: str) -> None:

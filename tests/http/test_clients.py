@@ -257,6 +257,52 @@ def test_the_admin_ui_lists_dead_letters(kind: str, request: pytest.FixtureReque
         assert next(iter(wrong)) in error["message"]
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "valkey"])
+def test_the_admin_ui_lists_jobs(kind: str, request: pytest.FixtureRequest) -> None:
+    """By state, queue and type, over the end of what waits and into the dead letters (ADM-003)."""
+    door = house(store_url(kind, request))
+    now = door.bridge.engine.now()
+    for n in range(3):
+        due, wish = now + timedelta(hours=n + 1), {"v": 1, "attempt": 1, "created_at": format_time(now)}
+        door.park(f"r-{n}", queue="q", type="a.b", next_retry_at=due)
+        door.park(f"s-{n}", kind="scheduled", attempt=1, fence=0, state=wish, type="c", next_retry_at=due)
+        door.bury(f"d-{n}", queue="q", type="a.b" if n else "c", discarded_at=now - timedelta(seconds=n))
+
+    def listed(**asked: Any) -> tuple[list[str], dict[str, int]]:
+        answer = door.client.get(f"{ADMIN}/jobs", params=asked, headers=UI).json()
+        return [item["id"] for item in answer["items"]], answer["pagination"]
+
+    retries, delays, dead = ([f"{letter}-{n}" for n in range(3)] for letter in "rsd")
+    soonest_first = {"state": "scheduled", "sort": "scheduled_at", "order": "asc"}
+    assert listed(**soonest_first) == (delays, {"total": 3, "page": 1, "per_page": 20})
+    assert listed(state="retryable", per_page=2, page=2) == (
+        retries[2:],
+        {"total": 3, "page": 2, "per_page": 2},
+    )
+    assert listed(state="discarded", type="a.*", per_page=1)[1]["total"] == 2
+    assert (listed(queue="q")[0], listed(type="c", per_page=3)[0]) == (retries + dead, delays)
+    pages = [listed(per_page=4, page=page) for page in (1, 2, 3, 4)]
+    assert [len(ids) for ids, _ in pages] == [4, 4, 1, 0]
+    assert {place["total"] for _, place in pages} == {9}
+    jobs = [job for ids, _ in pages for job in ids]
+    assert (sorted(jobs[:6]), jobs[6:]) == (retries + delays, dead)
+    [job] = door.client.get(f"{ADMIN}/jobs", params={**soonest_first, "per_page": 1}).json()["items"]
+    assert job == door.client.get(f"{ADMIN}/jobs/s-0").json()
+    assert (job["created_at"], job["state"]) == (format_time(now), "scheduled")
+
+
+def test_a_state_that_the_store_does_not_know(door: House) -> None:
+    """The list is empty and says why; what the specification does not know is refused."""
+    door.park("r-1")
+    for state in ("available", "pending", "active", "completed", "cancelled"):
+        answer = door.client.get(f"{ADMIN}/jobs", params={"state": state}, headers=UI).json()
+        assert (answer["items"], answer["pagination"]["total"], state in answer["note"]) == ([], 0, True)
+    assert "note" not in door.client.get(f"{ADMIN}/jobs", params={"state": "discarded"}).json()
+    for wrong in ({"state": "dead"}, {"sort": "priority"}, {"order": "desc"}, {"page": 502}, {"since": "x"}):
+        error = refused(door.client.get(f"{ADMIN}/jobs", params=wrong), 400, "invalid_request")
+        assert next(iter(wrong)) in error["message"]
+
+
 def test_the_admin_ui_shows_a_job(door: House) -> None:
     """A dead letter or a parked retry (vector EXT-ADM-004); the UI reads each of these fields."""
     policy = {"max_attempts": 3}

@@ -525,7 +525,14 @@ def test_no_door_shows_a_secret_that_code_has_written() -> None:
         door.bury(f"j-{n}", errors=(*errors[n:], *errors[:n]), **fields)
     door.park("p-1", state={"errors": [*errors]}, **fields)
     told = [door.client.get(f"{LETTERS}/j-{n}").json() for n in range(5)]
-    paths = ("/dead-letter", "/dead-letter/groups", "/waiting", "/jobs/p-1", "/admin/dead-letter")
+    paths = (
+        "/dead-letter",
+        "/dead-letter/groups",
+        "/waiting",
+        "/jobs/p-1",
+        "/admin/dead-letter",
+        "/admin/jobs",
+    )
     told += [
         door.client.get(f"{API}{path}").json() for path in (*paths, "/admin/jobs/j-1", "/admin/jobs/p-1")
     ]
