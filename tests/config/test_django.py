@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import dramatiq
 import pytest
@@ -22,7 +23,7 @@ pytest.importorskip("django_dramatiq")
 from django_dramatiq.utils import load_middleware
 
 ON_COMMIT = """
-    import json, os, sys, types
+    import contextlib, json, os, sys, types
     import django
     from celery import Celery, shared_task, signals
     from celery.contrib.django.task import DjangoTask
@@ -31,7 +32,7 @@ ON_COMMIT = """
     settings = sys.modules["settings_here"] = types.ModuleType("settings_here")
     settings.DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
     settings.CELERY_BROKER_URL = "memory://"
-    settings.OJS_BRIDGE = {"retry": {"max_attempts": 4}}
+    settings.OJS_BRIDGE = {"retry": {"max_attempts": 4}, "store": sys.argv[1], "park_delays": True}
     os.environ["DJANGO_SETTINGS_MODULE"] = "settings_here"
 
     from ojs_bridge import InvalidRetryPolicy
@@ -40,7 +41,7 @@ ON_COMMIT = """
 
     app = Celery("shop")
     app.config_from_object("django.conf:settings", namespace="CELERY")
-    install(app)
+    bridge = install(app)
 
     @shared_task
     def installed(order): ...
@@ -78,17 +79,31 @@ ON_COMMIT = """
                     task.apply_async_on_commit((3,), **options)
             except InvalidRetryPolicy as error:
                 problems.append(error.problems[0].partition(": ")[2])
-        return {**told, "problems": problems, "rolled back": sent == told["after"]}
+        told["rolled back"] = sent == told["after"]
+        with contextlib.suppress(KeyError), transaction.atomic():
+            task.apply_async_on_commit((4,), countdown=7200)
+            raise KeyError
+        with transaction.atomic():
+            task.apply_async_on_commit((5,), countdown=7200)
+            told["parked"] = [bridge.scheduled.count(type=task.name)]
+        told["parked"].append(bridge.scheduled.count(type=task.name))
+        return {**told, "problems": problems}
 
     told = {task.name: use(app.tasks[task.name]) for task in (installed, own, shared)}
     print(json.dumps(told))
 """
 
 
-def test_what_is_sent_on_commit() -> None:
-    """`install` and both forms of `@ojs_task` send after the commit, and refuse a wrong policy before it."""
+def test_what_is_sent_on_commit(tmp_path: Path) -> None:
+    """`install` and both forms of `@ojs_task` send after the commit, and refuse a wrong policy before it.
+
+    A delayed job waits in the store from the commit on, and a transaction that is rolled back has sent none.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(ON_COMMIT)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", textwrap.dedent(ON_COMMIT), f"sqlite:///{tmp_path}/ojs.db"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
@@ -100,6 +115,7 @@ def test_what_is_sent_on_commit() -> None:
             "attempts": 4,
             "within": [],
             "after": [[1, None], [2, {"max_attempts": 2}]],
+            "parked": [0, 1],
             "problems": ["max_attempts: -1 must be >= 0"] * 2,
             "rolled back": True,
         }

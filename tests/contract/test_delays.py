@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
+from ojs_bridge.errors import StoreError, Unstorable
 from tests.contract.conftest import SERVED
 from tests.contract.fleet import Fleet, await_runs, end
 from tests.contract.steps import raises
 from tests.servers import eventually
+from tests.transactions import WAYS
 
 Made = Callable[..., Fleet]
 HOURS = 7200
@@ -125,3 +131,35 @@ def test_what_a_producer_has_left_to_the_broker_is_taken_over_until_its_own_time
     eventually(lambda: fleet.bridge.scheduled.count() == 1, what="a parked delay")
     late = fleet.bridge.scheduled.get(job).next_retry_at - due
     assert timedelta(milliseconds=-1) < late < timedelta(seconds=60)
+
+
+@pytest.fixture
+def small() -> Iterator[None]:
+    """Each connection to SQLite takes texts of 100,000 bytes at most, not of 1,000,000,000."""
+
+    def limit(connection: Any, _record: object) -> None:
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 100_000)
+
+    sa.event.listen(sa.pool.Pool, "connect", limit)
+    yield
+    sa.event.remove(sa.pool.Pool, "connect", limit)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="SQLite has no limit there")
+@pytest.mark.usefixtures("small")
+def test_what_is_too_long_for_the_store_is_an_error_at_the_send(fleet: Fleet) -> None:
+    """Nothing of it is anywhere, and the store takes the next job."""
+    long = "x" * 100_000
+    with pytest.raises(Unstorable, match=r"the store 'sqlite:.*' cannot keep this: string or blob too big"):
+        fleet.send("act", long, delay=HOURS)
+    _, begin = WAYS["sqlalchemy-sqlite"]
+    with begin(fleet.store) as given:
+        with pytest.raises(StoreError, match=r"is not in the transaction: DataError: string or blob too big"):
+            fleet.send("act", long, within=given)
+        kept = fleet.send("act", "ok", within=given)
+    later = fleet.send("act", "ok", delay=HOURS)
+    eventually(lambda: fleet.left() == 1, what="the job that was sent in the transaction")
+    assert [waiting.id for waiting in fleet.bridge.scheduled.list().jobs] == [later]
+    fleet.start().await_ready()
+    assert end(fleet, kept).type == "job.completed"
+    fleet.bridge.engine.close()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 from celery import Celery, chain, chord, group
+from celery.beat import Service
 from kombu import Connection
 
 from ojs_bridge import Bridge
@@ -46,6 +49,25 @@ def test_delays_within_a_canvas(fleet: Fleet) -> None:
     run_all(fleet, 2)
     assert [chained.get(timeout=90), chorded.get(timeout=90)] == ["end", "body"]
     assert [fleet.end(job) for job in grouped] == ["SUCCESS", "SUCCESS"]
+
+
+def test_a_delay_in_the_schedule_of_beat(fleet: Fleet, tmp_path: Path) -> None:
+    """Beat has a producer of its own, to the broker of its app."""
+    fleet.app.conf.beat_schedule = {
+        "nightly": {"task": "act", "schedule": 1.0, "args": ["ok"], "options": {"countdown": HOURS}}
+    }
+    beat = Service(fleet.app, max_interval=1, schedule_filename=str(tmp_path / "beat"))
+    thread = threading.Thread(target=beat.start, kwargs={"embedded_process": True})
+    thread.start()
+    eventually(lambda: fleet.bridge.scheduled.count() > 0, what="a parked delay")
+    beat.stop(wait=True)
+    thread.join()
+    jobs = [fleet.app.AsyncResult(parked.id) for parked in fleet.bridge.scheduled.list().jobs]
+    assert fleet.waiting() == 0
+    fleet.start("-c", "1").await_ready()
+    run_all(fleet, len(jobs))
+    assert {fleet.end(job) for job in jobs} == {"SUCCESS"}
+    assert [len(fleet.runs(job)) for job in jobs] == [1] * len(jobs)
 
 
 def test_a_delayed_job_is_as_it_was_sent(fleet: Fleet) -> None:
