@@ -15,7 +15,7 @@ from ojs_bridge.errors import StoreError, Unstorable
 from tests.contract.conftest import SERVED
 from tests.contract.fleet import Fleet, await_runs, end
 from tests.contract.steps import raises
-from tests.servers import eventually
+from tests.servers import Valkey, eventually
 from tests.transactions import WAYS
 
 Made = Callable[..., Fleet]
@@ -163,3 +163,14 @@ def test_what_is_too_long_for_the_store_is_an_error_at_the_send(fleet: Fleet) ->
     fleet.start().await_ready()
     assert end(fleet, kept).type == "job.completed"
     fleet.bridge.engine.close()
+
+
+@pytest.mark.parametrize("kind", ["celery-valkey", "dramatiq-valkey"])
+def test_what_is_too_long_for_a_redis_is_an_error_at_the_send(made: Made, kind: str) -> None:
+    """It is no outage: the next delay waits in the store again."""
+    with Valkey(proto_max_bulk_len="1mb") as server:
+        small = made(kind, store=server.url, park_delays=True, park_after="PT1S")
+        with pytest.raises(Unstorable, match="cannot keep this: Protocol error: invalid bulk length"):
+            small.send("act", "x" * 1_100_000, delay=HOURS)
+        small.send("act", "ok", delay=HOURS)
+        assert (small.left(), small.bridge.scheduled.count()) == (0, 1)

@@ -27,6 +27,8 @@ logger = logging.getLogger("ojs_bridge")
 SCHEMA_VERSION = 1
 #: How often a question follows its keys to another node of a cluster.
 _MOVES = 3
+#: What a server says of a text that is longer than its proto-max-bulk-len.
+_TOO_LONG = "invalid bulk length"
 _FAILURES = (redis.RedisError, OSError, MemoryError, UnicodeError)
 
 Word: TypeAlias = str | bytes | int
@@ -235,7 +237,7 @@ class RedisServer:
 
     def _failed(self, error: Exception) -> StoreError:
         why = without_password(self._url, " ".join(str(error).split())) or type(error).__name__
-        if isinstance(error, (redis.DataError, UnicodeError)):
+        if isinstance(error, (redis.DataError, UnicodeError)) or _TOO_LONG in why:
             return Unstorable(f"the store {self.shown!r} cannot keep this: {why}")
         # Whatever it is, another server may be the right one now.
         self._address = None
