@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any
@@ -29,11 +29,11 @@ from ..bridge import Bridge
 from ..engine.events import harmless
 from ..engine.layers import TaskPolicy
 from ..engine.runs import Run
-from ..engine.storing import Away, cancel, job_of_parked
-from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState, StoreError, Unstorable
+from ..engine.storing import Keeping, cancel, job_of_parked
+from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState, StoreError
 from ..messages import CREATED, HEADER, IN_OPTION, OUTBOX_OPTION
 from ..rules.decision import later
-from ..rules.job import Header, Job, decoded
+from ..rules.job import Job, decoded
 from ..store import Parked, Transaction
 from . import compat
 from . import wire as wires
@@ -54,7 +54,6 @@ class Delays:
     policy: Callable[[Task | None], TaskPolicy]
     #: What `install` says of them; None leaves it to the bridge.
     parks: bool | None = None
-    _away: Away = field(default_factory=Away)
 
     def way(self, send_task: Callable[..., Any], name: str, options: dict[str, Any]) -> Callable[..., Any]:
         """Return what sends a job: to the store in a transaction, to the store until a time, or `send_task`.
@@ -145,19 +144,12 @@ class Delays:
         # An id that its user has chosen may be that of another job that waits.
         mark, is_chosen = uuid.uuid4().hex, bool(options.get("task_id"))
         run = self._run(wire, mark if is_chosen else "", created_at=engine.now(), publication=mark)
+        kept = self._keeping(wire, run.job.type)
         if transaction is not None:
-            self._schedule(run, wire, at, partial(engine.outbox.put, transaction))
-            return result
-        if wires.is_broadcast(app, {"exchange": wire.exchange}):
+            engine.storing.schedule(run, at, NAME, kept, partial(engine.outbox.put, transaction))
+        elif wires.is_broadcast(app, {"exchange": wire.exchange}):
             self.broker().publish(Outgoing(wire), engine.now())
-            return result
-        try:
-            self._away.try_once(partial(self._schedule, run, wire, at))
-        except Unstorable:
-            raise
-        except StoreError as error:
-            logger.warning("job %s waits in the broker, not in the store: %r", run.job, error)
-            header = engine.storing.header(run.job.waiting(at))
+        elif header := engine.storing.delay(run, at, NAME, kept):
             # Its whole `eta`: the worker that gets it may have no bridge.
             changes = {HEADER: header.text, "eta": at.isoformat()}
             self.broker().publish(Outgoing(wire, changes), engine.now(), at)
@@ -190,13 +182,10 @@ class Delays:
             if run.job.next_retry_at is None:
                 # Wherever it waits, another worker may have taken over a copy of it.
                 headers[HEADER] = storing.header(run.job.waiting(later(at, 0))).text
-            if not storing.parks(at) or self._away.is_on:
-                return False
-            self._away.try_once(partial(self._schedule, run, wire, at))
+            return storing.takes_over(run, at, NAME, self._keeping(wire, name))
         except (StoreError, InvalidState, InvalidRetryPolicy) as error:
             logger.warning("job %s waits in this worker, not in the store: %r", headers.get("id"), error)
             return False
-        return True
 
     def revoke(self, job_ids: Iterable[str]) -> None:
         """Delete the jobs of these ids that wait in the store, and store that they are revoked; never raises.
@@ -215,7 +204,7 @@ class Delays:
                     harmless(job_of_parked(job), self._tell_revoked, job)
 
         try:
-            self._away.try_once(cancel_all)
+            self.bridge.engine.storing.away.try_once(cancel_all)
         except StoreError as error:
             logger.warning("jobs that are revoked may wait in the store: %r", error)
 
@@ -261,16 +250,10 @@ class Delays:
         task = self.policy(compat.task_in(compat.tasks(app), job.type)).of_job(job.retry)
         return Run(job, task.policy, task, time.monotonic())
 
-    def _schedule(
-        self, run: Run, wire: Wire, at: datetime, put: Callable[[Parked], object] | None = None
-    ) -> None:
-        task = compat.task_in(compat.tasks(self.app), run.job.type)
+    def _keeping(self, wire: Wire, name: str) -> Keeping:
+        task = compat.task_in(compat.tasks(self.app), name)
         parameters = parameters_of(task.run) if task else ()
-
-        def kept(header: Header) -> Mapping[str, Any]:
-            return Outgoing(wire, {HEADER: header.text}, parameters, keeps_eta=True).kept()
-
-        self.bridge.engine.storing.schedule(run, at, NAME, kept, put)
+        return lambda header: Outgoing(wire, {HEADER: header.text}, parameters, keeps_eta=True).kept()
 
 
 def _instant(app: Celery, eta: Any) -> datetime:

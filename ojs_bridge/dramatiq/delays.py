@@ -13,7 +13,6 @@ import os
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -23,11 +22,10 @@ from dramatiq.common import dq_name, q_name
 
 from ..bridge import Bridge
 from ..engine.runs import Run
-from ..engine.storing import Away
-from ..errors import InvalidRetryPolicy, InvalidState, StoreError, Unstorable
+from ..engine.storing import Keeping
+from ..errors import InvalidRetryPolicy, InvalidState, StoreError
 from ..messages import HEADER, IN_OPTION, OUTBOX_OPTION
-from ..rules.job import Header
-from ..store import Parked, Transaction
+from ..store import Transaction
 from .actors import PARK_OPTION, Actors
 from .brokers import kind_of
 from .compat import REDIS_ID
@@ -44,7 +42,6 @@ class Delays:
         self._broker, self._bridge, self._actors = broker, bridge, actors
         #: What `install` says of them; None leaves it to the bridge.
         self._parks = parks
-        self._away = Away()
 
     @property
     def may_park(self) -> bool:
@@ -138,21 +135,14 @@ class Delays:
         own = uuid.uuid4().hex
         run, plain = self._run(told, "" if is_fresh else own)
         run = run._replace(job=run.job._replace(publication=own))
+        kept = self._keeping(plain)
         if transaction is not None:
-            self._schedule(run, plain, at, functools.partial(engine.outbox.put, transaction))
-            broker.emit_after("enqueue", told, delay)
-            return told
-        try:
-            self._away.try_once(functools.partial(self._schedule, run, plain, at))
-        except Unstorable:
-            raise
-        except StoreError as error:
-            logger.warning("job %s waits in the broker, not in the store: %r", run.job, error)
-            # The store may have it all the same: then one of the two is a copy of the other.
-            header = engine.storing.header(run.job.waiting(at))
+            put = functools.partial(engine.outbox.put, transaction)
+            engine.storing.schedule(run, at, NAME, kept, put)
+        elif header := engine.storing.delay(run, at, NAME, kept):
             send_on(engine, broker, None, plain.copy(options={HEADER: header.state}), at)
-        else:
-            broker.emit_after("enqueue", told, delay)
+            return told
+        broker.emit_after("enqueue", told, delay)
         return told
 
     def take_over(self, message: Message[Any]) -> bool:
@@ -175,13 +165,10 @@ class Delays:
                 return False
             # Wherever it waits, another worker may have taken over a copy of it.
             options[HEADER] = storing.header(run.job.waiting(at)).state
-            if not storing.parks(at) or self._away.is_on:
-                return False
-            self._away.try_once(functools.partial(self._schedule, run, plain, at))
+            return storing.takes_over(run, at, NAME, self._keeping(plain))
         except (StoreError, InvalidState, InvalidRetryPolicy) as error:
             logger.warning("job %s waits in this worker, not in the store: %r", message.message_id, error)
             return False
-        return True
 
     def _are_parked(self, message: Message[Any]) -> bool:
         """Return whether the delays of an actor are parked: the actor says so, or its broker, or the bridge.
@@ -216,14 +203,5 @@ class Delays:
         task = self._actors.of_message(task, plain).of_job(job.retry)
         return Run(job, task.policy, task, time.monotonic()), plain
 
-    def _schedule(
-        self,
-        run: Run,
-        plain: Message[Any],
-        at: datetime,
-        put: Callable[[Parked], object] | None = None,
-    ) -> None:
-        def kept(header: Header) -> dict[str, Any]:
-            return Outgoing(plain.copy(options={HEADER: header.state}), self._broker).kept()
-
-        self._bridge.engine.storing.schedule(run, at, NAME, kept, put)
+    def _keeping(self, plain: Message[Any]) -> Keeping:
+        return lambda header: Outgoing(plain.copy(options={HEADER: header.state}), self._broker).kept()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from typing_extensions import assert_never
@@ -43,6 +44,9 @@ TOGETHER = "was sent in a transaction"
 #: For how many seconds no delayed job is written after the store has failed: each try may take a while, and
 #: whoever sends jobs, or receives them, has other things to do.
 AWAY_SECONDS = 30.0
+
+#: Makes what the store keeps of a message, with the header with which it goes on.
+Keeping: TypeAlias = Callable[[Header], Mapping[str, Any]]
 
 #: What becomes of a job that a bulk operation has sent. It recovers if it succeeds after a failed attempt.
 Fate: TypeAlias = Literal["began", "failed", "succeeded", "recovered", "died", "discarded"]
@@ -82,6 +86,7 @@ class Storing:
         self._history, self._budget = context.history, context.budget
         self._retry = context.storage_retry
         self._reservations = reservations
+        self.away = Away()
 
     def header(self, job: Job, *, ended: bool = False) -> Header:
         """Return a job's `ojs` header; the store keeps the errors for which the header has no room.
@@ -192,10 +197,10 @@ class Storing:
         run: Run,
         at: datetime,
         framework: str,
-        kept: Callable[[Header], Mapping[str, Any]],
+        kept: Keeping,
         put: Callable[[Parked], object] | None = None,
     ) -> None:
-        """Park a job that has not begun until a time; `kept` makes its message.
+        """Park a job that has not begun until a time.
 
         `put` writes it in a transaction. Raises StoreError, and InvalidState if its state is too long for any
         message.
@@ -204,6 +209,31 @@ class Storing:
         job = run.job.waiting(at)
         header = self.header(job)
         self.park(run, Onward(job, header, at, None), framework, kept(header), put)
+
+    def delay(self, run: Run, at: datetime, framework: str, kept: Keeping) -> Header | None:
+        """Park a job that is sent; if the store is away, return the header with which the broker takes it.
+
+        Raises Unstorable, and InvalidState.
+        """
+        try:
+            self.away.try_once(partial(self.schedule, run, at, framework, kept))
+        except Unstorable:
+            raise
+        except StoreError as error:
+            logger.warning("job %s waits in the broker, not in the store: %r", run.job, error)
+            # The store may have it all the same: then one of the two is a copy of the other.
+            return self.header(run.job.waiting(at))
+        return None
+
+    def takes_over(self, run: Run, at: datetime, framework: str, kept: Keeping) -> bool:
+        """Park a job that a worker gets long before its time; False if that is soon, or the store is away.
+
+        Raises StoreError, and InvalidState.
+        """
+        if not self.parks(at) or self.away.is_on:
+            return False
+        self.away.try_once(partial(self.schedule, run, at, framework, kept))
+        return True
 
     def park(
         self,

@@ -26,14 +26,13 @@ from .requests import (
     AdminQuery,
     AuditQuery,
     JobsQuery,
-    LettersQuery,
     MarkBody,
     Numbered,
     RatesQuery,
     Since,
 )
 from .routes import Operation, answers
-from .shapes import Count, Time
+from .shapes import Count
 
 ADMIN: list[Operation] = []
 #: The manifest's path has no version of the API before it.
@@ -44,25 +43,12 @@ _KINDS: Mapping[str, Kind] = {state: kind for kind, state in STATES.items()}
 _FAILED = ("retried", "discarded", "dead_lettered")
 
 
-class AdminItem(shapes.Letter):
-    """A dead letter as the admin API lists it."""
-
-    created_at: Time | None
-
-
 class AdminPagination(TypedDict):
     """The place of a numbered page among all entries."""
 
     total: Count
     page: Annotated[int, Field(ge=1)]
     per_page: Annotated[int, Field(ge=1)]
-
-
-class AdminPage(TypedDict):
-    """A numbered page of dead letters."""
-
-    items: list[AdminItem]
-    pagination: AdminPagination
 
 
 class JobsPage(TypedDict):
@@ -136,21 +122,20 @@ class Admin:
         self._bridge, self._letters = bridge, letters
 
     @answers(ADMIN, "GET", "/admin/dead-letter")
-    def list(self, query: AdminQuery) -> AdminPage:
+    def list(self, query: AdminQuery) -> JobsPage:
         """List dead letters by numbered pages, the newest first."""
-        asked = query.model_dump(exclude={"state", "page", "per_page"}, exclude_none=True)
-        page = self._letters.list(LettersQuery(**asked, limit=query.per_page, offset=query.offset))
-        total = page["total"]
-        if total is None:
-            total = self._letters.counts.total(query.where())
-        items = [{**job, "created_at": job["metadata"]["created_at"]} for job in page["jobs"]]
-        return {"items": cast(list[AdminItem], items), "pagination": _place(query, total)}
+        return self._page(query, query.where(), "discarded")
 
     @answers(ADMIN, "GET", "/admin/jobs")
     def jobs(self, query: JobsQuery) -> JobsPage:
         """List what waits, the next one due first, and dead letters after it, by numbered pages."""
-        bridge, where, state = self._bridge, Filter(query.queue, query.type), query.state
-        jobs, total = list[Parked | Letter](), 0
+        page = self._page(query, Filter(query.queue, query.type), query.state)
+        if query.state not in (None, "discarded", *_KINDS):
+            page["note"] = f"the store knows no {query.state} jobs: it has what waits and what died"
+        return page
+
+    def _page(self, query: Numbered, where: Filter, state: str | None) -> JobsPage:
+        bridge, total, jobs = self._bridge, 0, list[Parked | Letter]()
         if state in (None, *_KINDS):
             waits = replace(where, kind=_KINDS.get(state or ""))
             total = bridge.waiting.count(waits)
@@ -159,14 +144,13 @@ class Admin:
                 jobs += page_after(read, query.offset, query.per_page).jobs
         if state in (None, "discarded"):
             skipped, left = max(query.offset - total, 0), query.per_page - len(jobs)
-            total += self._letters.counts.total(where)
-            if left:
-                jobs += page_after(partial(bridge.dead_letters.list, where), skipped, left).letters
+            page = page_after(partial(bridge.dead_letters.list, where), skipped, max(left, 1))
+            jobs += page.letters[:left]
+            is_last = page.next_cursor is None and (page.letters or not skipped)
+            total += skipped + len(page.letters) if is_last else self._letters.counts.total(where)
         items = [cast(shapes.JobDetail, listed(Whereabouts(job).to_ojs())) for job in jobs]
-        page: JobsPage = {"items": items, "pagination": _place(query, total)}
-        if state not in (None, "discarded", *_KINDS):
-            page["note"] = f"the store does not know which jobs are {state}: it has what waits and what died"
-        return page
+        place: AdminPagination = {"total": total, "page": query.page, "per_page": query.per_page}
+        return {"items": items, "pagination": place}
 
     @answers(ADMIN, "GET", "/admin/stats")
     def stats(self) -> AdminStats:
@@ -211,10 +195,6 @@ class Admin:
             "capabilities": {"dead_letter": True},
             "extensions": [],
         }
-
-
-def _place(query: Numbered, total: int) -> AdminPagination:
-    return {"total": total, "page": query.page, "per_page": query.per_page}
 
 
 def _runs(history: RateHistory) -> Counter[str]:
