@@ -113,7 +113,7 @@ clean:  ## remove the environments and caches
 
 .venv/.installed: pyproject.toml | .venv/.pip
 	.venv/bin/python -m pip install --quiet --editable '.[all]' --group demo --group instruments --group lint \
-		--group test --group docs --group doors --group packaging --group web
+		--group test --group docs --group doors --group errors --group packaging --group web
 	@touch $@ .venv/.demo
 
 # Else each process of `pytest -n` would compile all tests at the same time. The run itself tells what is wrong.

@@ -34,8 +34,10 @@ from .operations.replaying import Bulk, ReplayRule
 from .operations.retention import Retention
 from .operations.waiting import Drained
 from .rules.backoff import Intervals, Jitter, Seeded
-from .rules.failures import DeadLetter, Discard, Fail, HandlerFailed, OJSError, Response, Retry, Snooze
+from .rules.failures import HandlerFailed
 from .rules.policy import PartialPolicy, RetryPolicy
+from .rules.responses import DeadLetter, Discard, Fail, OJSError, Response, Retry, Snooze
+from .rules.standard_errors import standard_errors
 from .store import Filter, Letter, Page, Parked, ParkedPage, Stats, Store, open_store
 
 _CELERY = dict.fromkeys(("ojs_task", "OJSTask"), "ojs_bridge.celery")
@@ -122,4 +124,5 @@ __all__ = [
     "Unroutable",
     "Unstorable",
     "open_store",
+    "standard_errors",
 ]

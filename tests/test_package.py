@@ -24,7 +24,7 @@ from ojs_bridge import errors
 from ojs_bridge.celery import compat as celery_compat
 from ojs_bridge.config.policies import tomllib
 from ojs_bridge.dramatiq import compat as dramatiq_compat
-from ojs_bridge.rules import failures
+from ojs_bridge.rules import failures, responses
 
 PACKAGE = Path(ojs_bridge.__file__).parent
 OPTIONAL = {"celery", "dramatiq", "kombu", "pika", "redis", "sqlalchemy"} | {
@@ -154,7 +154,7 @@ def test_every_exception_stands_where_a_user_finds_it() -> None:
     assert {f"{each.__module__.removeprefix('ojs_bridge.')}.{each.__qualname__}" for each in within} == set(
         WITHIN
     )
-    for home in (errors, failures):
+    for home in (errors, failures, responses):
         names = re.findall(r"^[│ ]*[├└]── (\w+)|^(\w+)$", home.__doc__ or "", re.MULTILINE)
         own = {each.__name__ for each in found if each.__module__ == home.__name__}
         assert {name or root for name, root in names} - {"Exception"} == own
@@ -400,6 +400,8 @@ FRAMEWORK_NAMES = re.compile("celery|dramatiq|kombu|billiard|vine|pika", re.IGNO
 SAID_BELOW = {
     # The refusal of `acks_late`, a public setting that only one framework has.
     "stands beside a policy, in an entry of `policies`, or is an option of a Celery task",
+    # A name among those of other libraries' errors: it is never imported.
+    "dramatiq.errors.RateLimitExceeded",
 }
 
 

@@ -30,6 +30,7 @@ from ..messages import HEADER
 from ..rules.decision import Complete, Decision, RetryAt
 from ..rules.failures import ErrorMap, Failure, Outcome, outcome_of
 from ..rules.job import Job
+from ..rules.responses import Snooze
 from . import wire as wires
 from .ends import (
     Done,
@@ -255,7 +256,9 @@ def _asked(
 ) -> Outcome:
     asked = outcome_of(cause, errors)
     if not isinstance(asked, Failure):
-        return asked
+        # A Snooze has a time of its own; an error that the map makes one has none.
+        has_time = after is None or issubclass(type(cause), Snooze)
+        return asked if has_time else replace(asked, after=after)
     said = asked.retry_after if after is None else after
     return replace(asked, code="RETRY", retry_after=default if said is None else said)
 

@@ -35,7 +35,8 @@ from ..engine.threads import let_through
 from ..errors import StoreError
 from ..messages import HEADER
 from ..rules.decision import Complete, Decision, RetryAt
-from ..rules.failures import ANSWERS, Failure, name_of, outcome_of, traceback_of
+from ..rules.failures import Failure, name_of, outcome_of, traceback_of
+from ..rules.responses import ANSWERS
 from ..store import Reservation
 from . import compat
 from .delivery import Delivery, outcome_asked, task_outcome

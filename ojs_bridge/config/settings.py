@@ -18,11 +18,12 @@ from ..engine.storage_retry import INSISTING, POLLING, StorageRetry
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..operations.replaying import ReplayRule, checked
 from ..operations.retention import Retention
-from ..rules.failures import ErrorMap, Errors
+from ..rules.failures import Errors
 from ..rules.job import MAX_HEADER, MIN_HEADER_BUDGET, MIN_HISTORY
 from ..rules.notations import duration_at, rate_at
 from ..rules.policy import LARGEST, AnyPartial, RetryPolicy
 from ..store import PATIENCE_SECONDS, Store, open_store, without_password
+from .named_errors import named_errors
 from .policies import Policies, PoliciesOrFile, load
 from .sources import Given, layered
 
@@ -139,17 +140,7 @@ def _errors(given: Given) -> Errors:
     errors = given.value
     if not isinstance(errors, Mapping):
         raise ConfigurationError(f"{given.place}: {errors!r} must map exception classes to error types")
-    if given.in_code:
-        return dict(errors)
-    named: dict[Any, Any] = {
-        imported(given.place, name): tuple(mapped) if isinstance(mapped, list) else mapped
-        for name, mapped in errors.items()
-    }
-    try:
-        ErrorMap(named)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{given.place}: {str(error).removeprefix('errors: ')}") from None
-    return named
+    return dict(errors) if given.in_code else named_errors(given.place, errors)
 
 
 def _listeners(given: Given) -> tuple[Callable[[events.Event], object], ...]:

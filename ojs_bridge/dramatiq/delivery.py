@@ -33,7 +33,7 @@ from ..engine.reservations import UNTOLD, TakenOver
 from ..engine.runs import Lost, Refuse, Run
 from ..engine.threads import keep_going, starting
 from ..messages import HEADER
-from ..rules import failures
+from ..rules import responses
 from ..rules.decision import Complete, DeadLettered, Discarded
 from ..rules.failures import HandlerFailed, can_be_shown
 from ..rules.job import Job
@@ -188,7 +188,7 @@ def listening(actor: str, run: Callable[..., Any]) -> Callable[..., Any]:
                 hear(result, f"actor {actor}")
             return result
         except BaseException as error:
-            if called == actor and issubclass(type(error), failures.Snooze):
+            if called == actor and issubclass(type(error), responses.Snooze):
                 # The user's class may allow no class below it.
                 with suppress(Exception):
                     BaseException.__setattr__(error, "__class__", _as_retry(type(error)))  # type: ignore[arg-type]

@@ -27,14 +27,15 @@ from ..rules.failures import (
     ErrorMap,
     Failure,
     Interrupted,
-    Mapped,
     Outcome,
+    Snoozed,
     cause_of,
     cut,
     outcome_of,
     safe_repr,
 )
 from ..rules.job import Header, Job, count_of, decoded
+from ..rules.responses import Snooze
 from .compat import message_in
 
 logger = logging.getLogger("ojs_bridge")
@@ -46,7 +47,7 @@ _REFUSALS = (403, 405, 406, 540)
 NAME = "dramatiq"
 
 #: The error types that the spec reserves for the runtime.
-WORKER_ERRORS: dict[type[BaseException], Mapped] = {TimeLimitExceeded: TIMEOUT, Shutdown: "shutdown"}
+WORKER_ERRORS: dict[type[BaseException], str] = {TimeLimitExceeded: TIMEOUT, Shutdown: "shutdown"}
 
 THROWN = "which the actor's throws option rules out"
 RETRY_WHEN_SAID_NO = "and the actor's retry_when said no"
@@ -139,17 +140,20 @@ def outcome(
     if issubclass(kind, Shutdown):
         return Interrupted()
     result = outcome_of(exc, errors, None if issubclass(kind, NativeRetry) else retry_on.rules_out(exc))
-    if not isinstance(result, Failure):
+    if isinstance(result, Snoozed) and issubclass(kind, Snooze):
         return result
+    final = result.final if isinstance(result, Failure) else None
+    throws, retry_when = message.options.get("throws") or options.get("throws"), options.get("retry_when")
+    if throws and issubclass(kind, throws):
+        final = THROWN
+    elif retry_when is not None:
+        final = _refused(retry_when, message, exc)
+    if isinstance(result, Snoozed):
+        # The map said so, and the actor's own options may forbid it.
+        return outcome_of(exc, errors, final) if final else result
     if issubclass(kind, NativeRetry):
         result = dataclasses.replace(result, retry_after=_hint(getattr(exc, "delay", None)))
-    throws = message.options.get("throws") or options.get("throws")
-    if throws and issubclass(kind, throws):
-        return dataclasses.replace(result, final=THROWN)
-    retry_when = options.get("retry_when")
-    if retry_when is not None:
-        result = dataclasses.replace(result, final=_refused(retry_when, message, exc))
-    return result
+    return dataclasses.replace(result, final=final)
 
 
 def _hint(milliseconds: Any) -> timedelta | None:

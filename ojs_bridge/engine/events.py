@@ -18,8 +18,9 @@ from typing_extensions import assert_never
 
 from ..errors import StoreError
 from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
-from ..rules.failures import ANSWERS, Failure, safe_repr
+from ..rules.failures import Failure, safe_repr
 from ..rules.job import Job, format_time
+from ..rules.responses import ANSWERS
 from ..store import Parked
 from .threads import BetweenForks, is_aimed, keep_going, starting
 

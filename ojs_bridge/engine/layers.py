@@ -13,9 +13,10 @@ from typing import Any, TypeAlias
 
 from ..errors import ConfigurationError
 from ..rules.backoff import CustomJitter, Rng
-from ..rules.failures import ANSWERS, ErrorMap
+from ..rules.failures import ErrorMap
 from ..rules.notations import read_duration
 from ..rules.policy import AnyPartial, RetryPolicy, fields_of, known_words
+from ..rules.responses import ANSWERS
 from .threads import cached
 
 logger = logging.getLogger("ojs_bridge")

@@ -21,8 +21,8 @@ from ..engine.events import FIELDS
 from ..engine.instruments import Instrument
 from ..engine.runs import Refuse, Run
 from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack
-from ..rules.failures import Retry, Snooze
 from ..rules.fingerprint import fingerprint
+from ..rules.responses import Retry, Snooze
 
 _ENDS = ("discarded", "dead-lettered")
 

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from .backoff import Rng, Seeded
 from .failures import VISIBILITY_TIMEOUT, Failure, Interrupted, Outcome, Snoozed, cut, safe_repr
+from .hints import Heard
 from .job import Job
 from .policy import RetryPolicy, attempts_in_words
 
@@ -16,6 +17,8 @@ Cause: TypeAlias = Literal["handler", "non_retryable", "exhausted", "expired", "
 
 #: The reserved error type of a job whose message its framework would drop unrun.
 EXPIRED = "expired"
+#: By how much of its time at most a job comes later than a header asked, where its policy has jitter.
+SPREAD = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +82,14 @@ def decide(
 
     In this order: the handler's response code, what the task does not ask to retry (`final`), a non-retryable
     match, attempts left, the delay, the job's expiry (spec section 7.2). A hint replaces the computed delay;
-    `max_interval` caps both, but a hint only where hints are `capped`.
+    `max_interval` caps both, but a handler's own hint only where hints are `capped`.
     """
     if outcome is None:
         return Complete()
     if isinstance(outcome, Interrupted):
         return GiveBack()
     if isinstance(outcome, Snoozed):
-        return _snooze(policy, job, outcome, now)
+        return _snooze(policy, job, outcome, now, rng)
     runs = policy.runs
     attempts = attempts_in_words(job.attempt, runs)
     number = attempts if job.attempt <= runs else f"{job.attempt} (the policy allows {runs})"
@@ -103,7 +106,7 @@ def decide(
         return _exhaust(policy, "non_retryable", outcome, f"{failed}, which matches {pattern}")
     if job.attempt >= runs:
         return _exhaust(policy, "exhausted", outcome, f"{failed}, and no attempt is left")
-    seconds, note = _delay(policy, job, outcome, rng, capped=capped)
+    seconds, note = _delay(policy, job, outcome, now, rng, capped=capped)
     at = later(now, seconds)
     if job.expires and at >= job.expires:
         return _exhaust(
@@ -113,11 +116,17 @@ def decide(
 
 
 def _snooze(
-    policy: RetryPolicy, job: Job, snoozed: Snoozed, now: datetime
+    policy: RetryPolicy, job: Job, snoozed: Snoozed, now: datetime, rng: Rng
 ) -> SnoozeUntil | Discarded | DeadLettered:
-    seconds = snoozed.after.total_seconds()
+    if isinstance(snoozed.after, timedelta):
+        seconds = snoozed.after.total_seconds()
+    else:
+        waits = Failure("", retry_after=snoozed.after)
+        seconds, _ = _delay(policy, job._replace(attempt=1), waits, now, rng, capped=True)
     at = later(now, seconds)
     asked = snoozed.message or f"the handler asked for a pause of {seconds:.3f} s"
+    if not isinstance(snoozed.after, timedelta):
+        asked = f"{asked}; the job pauses for {seconds:.3f} s"
     if job.expires and at >= job.expires:
         failure = Failure(EXPIRED, f"{asked}, and the job expires before it ends")
         attempts = attempts_in_words(job.attempt, policy.runs)
@@ -131,20 +140,27 @@ def _exhaust(policy: RetryPolicy, cause: Cause, failure: Failure, reason: str) -
     return Discarded(cause, failure, reason)
 
 
-def _delay(policy: RetryPolicy, job: Job, failure: Failure, rng: Rng, *, capped: bool) -> tuple[float, str]:
-    if failure.retry_after is not None:
-        hint = min(failure.retry_after, policy.max_interval) if capped else failure.retry_after
-        return hint.total_seconds(), ", as the handler asked"
+def _delay(
+    policy: RetryPolicy, job: Job, failure: Failure, now: datetime, rng: Rng, *, capped: bool
+) -> tuple[float, str]:
+    hint, longest = failure.retry_after, policy.max_interval.total_seconds()
     if isinstance(policy.jitter, Seeded):
         rng = policy.jitter.rng(job.id, job.attempt)
+    if isinstance(hint, Heard):
+        if (seconds := hint.seconds(now)) > 0:
+            # Many jobs may have heard of the same moment.
+            spread = 1 + SPREAD * rng.random() if policy.jitter else 1
+            return min(seconds * spread, longest), f", as {hint.by} asked"
+    elif hint is not None:
+        return (min(hint, policy.max_interval) if capped else hint).total_seconds(), ", as the handler asked"
     try:
         asked = policy.backoff(job.attempt, failure)
-        seconds, cap = policy.jittered(job.attempt, asked, rng=rng), policy.max_interval.total_seconds()
-        is_cut = asked > cap and not isinstance(policy.backoff_strategy, str)
+        seconds = policy.jittered(job.attempt, asked, rng=rng)
+        is_cut = asked > longest and not isinstance(policy.backoff_strategy, str)
         return seconds, f": max_interval cuts the {asked:.3f} s of its strategy" if is_cut else ""
     except BaseException as error:  # noqa: BLE001 - a custom strategy is the user's code, and may not lose the job
         return (
-            policy.max_interval.total_seconds(),
+            longest,
             f", max_interval, because the custom backoff failed: {cut(safe_repr(error), 200)}",
         )
 

@@ -1,13 +1,6 @@
-"""Failures: the exceptions by which a handler decides, and any exception translated (spec sections 6 and 7).
+"""Failures: any exception of a handler, translated (spec sections 6 and 7).
 
 Exception
-├── Response              a handler's word on its own failure
-│   ├── Retry             try again, after a hint if there is one; still an attempt
-│   ├── Discard           drop the job, keep no dead letter
-│   ├── DeadLetter        keep the job as a dead letter at once
-│   └── Fail              a recognised permanent failure; behaves like Discard
-├── OJSError              the base of an application's own errors that say what becomes of their jobs
-├── Snooze                not a failure: run again later, no attempt used
 └── HandlerFailed         not raised: stands for an exception that a framework cannot show, store or send
 """
 
@@ -21,127 +14,31 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from operator import itemgetter
 from types import MappingProxyType, TracebackType
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from ..errors import ConfigurationError
+from .hints import Heard, heard_in, read
 from .notations import read_duration
+from .responses import ANSWERS, OJSError, ResponseCode, Retry, Snooze
 
-ResponseCode: TypeAlias = Literal["RETRY", "DISCARD", "DEAD_LETTER", "FAIL"]
-
-
-class Response(Exception):
-    """A handler's structured failure: dot-namespaced type, message, details (spec section 7.3).
-
-    Raise one of the subclasses. Raises TypeError when the type is not a string, ValueError when it is empty.
-    """
-
-    code: ClassVar[ResponseCode] = "RETRY"
-    message: str = ""
-    details: Mapping[str, Any] = MappingProxyType({})
-
-    def __init__(self, type: str, message: str = "", *, details: Mapping[str, Any] | None = None) -> None:  # noqa: A002
-        if not isinstance(type, str):
-            raise TypeError(f"the error type must be a string such as 'payment.card_stolen', not {type!r}")
-        if not type:
-            raise ValueError("the error type must not be empty")
-        super().__init__(type, message)
-        self.type = type
-        self.message = message
-        self.details = dict(details or {})
-
-    def __str__(self) -> str:
-        return f"{self.type}: {self.message}" if self.message else self.type
-
-
-class Retry(Response):
-    """Retry under the job's policy (spec section 7.1, RETRY).
-
-    `after`, an ISO 8601 duration or a timedelta, replaces the computed delay; `max_interval` still caps it.
-    Raises TypeError or ValueError when `after` is not a duration.
-    """
-
-    code: ClassVar[ResponseCode] = "RETRY"
-    after: timedelta | None = None
-
-    def __init__(
-        self,
-        type: str,  # noqa: A002
-        message: str = "",
-        *,
-        after: str | timedelta | None = None,
-        details: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(type, message, details=details)
-        self.after = None if after is None else read_duration(after, "after")
-
-
-class Discard(Response):
-    """Drop the job: no retry, no dead letter (spec section 7.1, DISCARD)."""
-
-    code: ClassVar[ResponseCode] = "DISCARD"
-
-
-class DeadLetter(Response):
-    """Move the job to the dead letters at once (spec section 7.1, DEAD_LETTER)."""
-
-    code: ClassVar[ResponseCode] = "DEAD_LETTER"
-
-
-class Fail(Response):
-    """Fail for good: like Discard, but a recognised permanent failure (spec section 7.1, FAIL)."""
-
-    code: ClassVar[ResponseCode] = "FAIL"
-
-
-class OJSError(Exception):
-    """An application's own error that says its type and its response code (spec section 7.3).
-
-    A subclass sets what it says as attributes; an instance may set them, too. Without a `type` the type is
-    that of any other exception: the error map's, else `module.QualName`. `retry_after`, an ISO 8601 duration
-    or a timedelta, is the hint of a RETRY. A subclass with a wrong one raises ValueError or TypeError.
-    """
-
-    type: str = ""
-    code: ResponseCode = "RETRY"
-    retry_after: str | timedelta | None = None
-    details: Mapping[str, Any] = MappingProxyType({})
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        code, hint = vars(cls).get("code", "RETRY"), vars(cls).get("retry_after")
-        if isinstance(code, str) and code not in get_args(ResponseCode):
-            codes = ", ".join(get_args(ResponseCode))
-            raise ValueError(f"{cls.__qualname__}.code: {code!r} must be one of {codes}")
-        if hint is not None and not hasattr(hint, "__get__"):
-            read_duration(hint, f"{cls.__qualname__}.retry_after")
-
-
-class Snooze(Exception):
-    """Run the job again after a while; not a failure, and no attempt is used.
-
-    `after` is an ISO 8601 duration or a timedelta. Raises TypeError or ValueError when it is neither.
-    """
-
-    def __init__(self, after: str | timedelta) -> None:
-        super().__init__(after)
-        self.after = read_duration(after, "after")
-
-    def __str__(self) -> str:
-        return f"snoozed for {self.after}"
-
-
-#: By these a handler says what becomes of its job: it may raise or return them.
-ANSWERS = (Response, OJSError, Snooze)
-
-#: The error map's value for an exception class: its error type, or its type and a response code.
-Mapped: TypeAlias = "str | tuple[str, ResponseCode]"
+#: In the place of a response code: the error is no failure, and its job runs again later.
+SNOOZE: Literal["SNOOZE"] = "SNOOZE"
+Code: TypeAlias = "ResponseCode | Literal['SNOOZE']"
+CODES = (*get_args(ResponseCode), SNOOZE)
+#: What an error map says of an error: its error type, or its type and a response code.
+Mapped: TypeAlias = "str | tuple[str, Code]"
+#: The error map's value for an exception class; a callable gets the error, and None is "go on to its bases".
+Entry: TypeAlias = "Mapped | Callable[[Any], Mapped | None]"
+_Said: TypeAlias = "tuple[str, Code] | Callable[[Any], Mapped | None]"
 #: An error map: its keys are exception classes, or their dotted names.
-Errors: TypeAlias = "Mapping[type[BaseException], Mapped] | Mapping[str, Mapped] | Mapping[Any, Mapped]"
+Errors: TypeAlias = "Mapping[type[BaseException], Entry] | Mapping[str, Entry] | Mapping[Any, Entry]"
 
 MAX_TYPE = 255
 MAX_MESSAGE = 4_000
 MAX_DETAILS = 4_000
+MAX_IGNORED = 300
 #: The deepest nesting of details. A header holds them, and may nest deeper.
 MAX_DETAILS_DEPTH = 100
 MAX_FRAMES = 50
@@ -162,7 +59,7 @@ class Failure:
     message: str = ""
     code: ResponseCode = "RETRY"
     details: Mapping[str, Any] = field(default_factory=dict)
-    retry_after: timedelta | None = None
+    retry_after: timedelta | Heard | None = None
     backtrace: tuple[str, ...] = ()
     alias: str | None = None
     final: str | None = None
@@ -170,9 +67,12 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Snoozed:
-    """The job runs again later, and uses no attempt: its handler asked, or a message says why."""
+    """The job runs again later, and uses no attempt: its handler asked, or a message says why.
 
-    after: timedelta
+    Without a time the job waits as long as before its first retry.
+    """
+
+    after: timedelta | Heard | None
     message: str = ""
 
 
@@ -193,62 +93,88 @@ WORKER_DEATH = "worker_death"
 
 
 class ErrorMap:
-    """Maps exception classes to error types; the nearest class in the MRO decides.
+    """Maps exception classes to error types; the nearest class in the MRO decides, and then the later entry.
 
     A class may be given by its dotted name, such as `"requests.Timeout"`, or `"TimeoutError"`. It is not
-    imported: when an error of it is raised, its module is one of the `loaded` ones. Raises ConfigurationError
-    for a key that is neither, or a value that is neither a type nor a pair of type and response code.
+    imported: when an error of it is raised, its module is one of the `loaded` ones. A value may be a callable
+    that is given the error. Raises ConfigurationError for a key or a value that is none of these.
     """
 
     def __init__(self, *maps: Errors | None, loaded: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Later maps win over earlier ones for the same class."""
-        self._mapped: dict[type[BaseException], tuple[str, ResponseCode]] = {}
-        #: What stands by name, and the number of the map in which each key stands.
-        self._named: dict[str, tuple[str, ResponseCode]] = {}
-        self._places: dict[type[BaseException] | str, int] = {}
+        #: Each entry has its place, by which a later one of the same class wins.
+        self._mapped: dict[type[BaseException], tuple[int, _Said]] = {}
+        self._named: dict[str, tuple[int, _Said]] = {}
         self._loaded = loaded
-        for place, entries in enumerate(maps):
-            for key, value in (entries or {}).items():
-                # A name without a dot is a class of Python's own.
-                known = vars(builtins).get(key) if isinstance(key, str) and "." not in key else key
-                is_name = isinstance(known, str) and all(map(str.isidentifier, known.split(".")))
-                if not (is_name or (isinstance(known, type) and issubclass(known, BaseException))):
-                    raise ConfigurationError(
-                        f"errors: the key {key!r} must be an exception class or the dotted name of one"
-                    )
-                pair = value if isinstance(value, tuple) and len(value) == 2 else (value, "RETRY")  # noqa: PLR2004
-                error_type, code = pair
-                if not (isinstance(error_type, str) and error_type and code in get_args(ResponseCode)):
-                    raise ConfigurationError(
-                        f"errors[{key if isinstance(key, str) else key.__qualname__}]: {value!r} must be an "
-                        "error type such as 'external.timeout', or a pair of one and a response code of "
-                        f"{', '.join(get_args(ResponseCode))}"
-                    )
-                if isinstance(key, str):
-                    self._named[key] = error_type, code
-                else:
-                    self._mapped[key] = error_type, code
-                self._places[key] = place
+        entries = [entry for entries in maps for entry in (entries or {}).items()]
+        for place, (key, value) in enumerate(entries):
+            # A name without a dot is a class of Python's own.
+            known = vars(builtins).get(key) if isinstance(key, str) and "." not in key else key
+            is_name = isinstance(known, str) and all(map(str.isidentifier, known.split(".")))
+            if not (is_name or (isinstance(known, type) and issubclass(known, BaseException))):
+                raise ConfigurationError(
+                    f"errors: the key {key!r} must be an exception class or the dotted name of one"
+                )
+            said = value if callable(value) and not isinstance(value, type) else _pair(value)
+            if said is None:
+                raise ConfigurationError(
+                    f"errors[{key if isinstance(key, str) else key.__qualname__}]: {value!r} must be an "
+                    "error type such as 'external.timeout', or a pair of one and a response code of "
+                    f"{', '.join(CODES)}, or a callable that returns one of these or None"
+                )
+            entries_of: dict[Any, tuple[int, _Said]] = self._named if is_name else self._mapped
+            entries_of[known] = place, said
+        #: The names whose classes are not known yet.
+        self._unknown = tuple(self._named)
+        #: Whether the answers in errors are asked when to try again: an entry asks for that.
+        self.hears = any(getattr(value, "hears", False) is True for _, value in entries)
 
-    def find(self, cls: type[BaseException]) -> tuple[str, ResponseCode] | None:
-        """Return the error type and response code for a class, or None when no entry covers it."""
-        if self._named:
-            self._resolve(cls)
-        if self._mapped:
-            for base in _MRO(cls):
-                if entry := self._mapped.get(base):
-                    return entry
-        return None
+    def find(self, error: BaseException) -> tuple[tuple[str, Code] | None, str]:
+        """Return an error's type and response code, or None where no entry covers it.
 
-    def _resolve(self, cls: type[BaseException]) -> None:
-        """Find the classes of names among the bases of a class that was raised."""
-        for name in [*self._named]:
+        Beside it stands what is wrong with a callable that was asked, if anything is.
+        """
+        if self._unknown:
+            self._resolve()
+        wrong = ""
+        for base in _MRO(type(error)):
+            found = [self._mapped.get(base), self._named.get(name_of(base)) if self._named else None]
+            _, said = max(filter(None, found), default=(0, None), key=itemgetter(0))
+            if not callable(said):
+                if said:
+                    return said, wrong
+                continue
+            try:
+                answer = said(error)
+                mapped = _pair(answer)
+                problem = "" if answer is None or mapped else f"returned {answer!r:.100}"
+            except BaseException as broken:  # noqa: BLE001 - a callable of the user's may not lose the job
+                mapped, problem = None, f"raised {safe_repr(broken):.100}"
+            if mapped:
+                return mapped, wrong
+            if problem:
+                wrong = f"the error map's entry for {name_of(base)} {problem}"
+        return None, wrong
+
+    def _resolve(self) -> None:
+        """Find the classes of names whose modules are loaded by now."""
+        unknown = []
+        for name in self._unknown:
             module, _, attribute = name.rpartition(".")
-            named = getattr(self._loaded.get(module or "builtins"), "__dict__", {}).get(attribute)
-            for base in _MRO(cls):
-                is_it = base is named or name_of(base) in (name, f"builtins.{name}")
-                if is_it and self._places[name] >= self._places.get(base, 0):
-                    self._mapped[base] = self._named[name]
+            named = getattr(self._loaded.get(module), "__dict__", {}).get(attribute)
+            if not isinstance(named, type):
+                unknown.append(name)
+            elif self._mapped.get(named, (-1,))[0] < self._named[name][0]:
+                self._mapped[named] = self._named[name]
+        self._unknown = tuple(unknown)
+
+
+def _pair(value: object) -> tuple[str, Code] | None:
+    """Return a type and a response code, or None for a value that is neither one nor both."""
+    error_type, code = value if isinstance(value, tuple) and len(value) == 2 else (value, "RETRY")  # noqa: PLR2004
+    if not (isinstance(error_type, str) and error_type and code in CODES):
+        return None
+    return error_type, cast("Code", code)
 
 
 #: What a class is called and where it comes from, and where an error was raised: no class can hide that.
@@ -310,20 +236,29 @@ def outcome_of(exc: BaseException, errors: ErrorMap, final: str | None = None) -
     answer = _answer(exc) if issubclass(cls, ANSWERS) else None
     if isinstance(answer, Snoozed) or (answer is not None and answer.type):
         return answer
-    name, mapped = _QUALNAME(cls), None
+    name, mapped, wrong = _QUALNAME(cls), None, ""
     with suppress(Exception):  # its module may be deleted, and a metaclass may have no hash
         name = f"{text_of(_MODULE(cls))}.{name}"
-        mapped = errors.find(cls)
+        mapped, wrong = errors.find(exc)
     type_, code = mapped or (name, "RETRY")
     alias = None if mapped else _NAME(cls)
     details, after = ({}, None) if answer is None else (answer.details, answer.retry_after)
     if answer is not None and answer.code != "RETRY":
         code = answer.code
+    if after is None and errors.hears:
+        after, nonsense = heard_in(exc)
+        wrong = ", ".join(filter(None, (wrong, nonsense)))
+    if wrong:
+        details = {**details, "ignored": cut(wrong, MAX_IGNORED)}
     message, said_by = text_of(exc), _NAME(cls)
     # Billiard's time limits say nothing but their class and their arguments.
     is_call = message.startswith(f"{said_by}(") and message == f"{said_by}{safe_repr(args_of(exc))}"
     if is_call or not message.strip():
         message = f"{said_by}: the time limit has passed" if type_ == TIMEOUT else said_by
+    if code == SNOOZE:
+        if final is None:
+            return Snoozed(after, cut(f"{type_}: {message}", MAX_MESSAGE))
+        code = "RETRY"
     error_type, backtrace = cut(type_, MAX_TYPE), backtrace_of(traceback_of(exc))
     return Failure(error_type, cut(message, MAX_MESSAGE), code, details, after, backtrace, alias, final)
 
@@ -331,30 +266,22 @@ def outcome_of(exc: BaseException, errors: ErrorMap, final: str | None = None) -
 def _answer(exc: Any) -> Failure | Snoozed | None:
     """Return what a response or a snooze says of itself; None for a snooze without a time."""
     is_own = issubclass(type(exc), OJSError)
-    after = _read(exc, "retry_after" if is_own else "after")
+    after = read(exc, "retry_after" if is_own else "after")
     with suppress(Exception):
         after = read_duration(after) if is_own and after is not None else after
     after = after if issubclass(type(after), timedelta) and after >= timedelta(0) else None
     if issubclass(type(exc), Snooze):
         return None if after is None else Snoozed(after)
-    said, code = _read(exc, "type"), _read(exc, "code")
+    said, code = read(exc, "type"), read(exc, "code")
     error_type = cut(text_of(said), MAX_TYPE) if issubclass(type(said), str) else ""
     return Failure(
         type=error_type,
-        message=cut(text_of(exc if is_own else _read(exc, "message")), MAX_MESSAGE) or error_type,
+        message=cut(text_of(exc if is_own else read(exc, "message")), MAX_MESSAGE) or error_type,
         code=code if type(code) is str and code in get_args(ResponseCode) else "RETRY",  # type: ignore[arg-type]
-        details=plain_details(_read(exc, "details")),
+        details=plain_details(read(exc, "details")),
         retry_after=after if issubclass(type(exc), (Retry, OJSError)) else None,
         backtrace=backtrace_of(traceback_of(exc)),
     )
-
-
-def _read(exc: object, name: str) -> Any:
-    """Return an attribute of an exception, or None."""
-    try:
-        return getattr(exc, name)
-    except BaseException:  # noqa: BLE001 - nothing that a handler raises may lose its job
-        return None
 
 
 def text_of(value: object) -> str:

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from ojs_bridge import Bridge, ReplayRule, Retention, StorageRetry
+from ojs_bridge import Bridge, ReplayRule, Retention, StorageRetry, standard_errors
 from ojs_bridge.config import policies, sources
 from ojs_bridge.config.settings import Settings, settings_of, the_policies
 from ojs_bridge.config.sources import SETTINGS
 from ojs_bridge.engine.redaction import HIDDEN
+from ojs_bridge.rules.failures import ErrorMap, Failure, outcome_of
 from tests.cli.running import run
 from tests.lives import KEEP, live_and_die
 
@@ -290,3 +291,23 @@ def test_the_documented_variables() -> None:
     """The page names every variable that is no setting; the settings on it are made from the code."""
     others = DOCUMENTED.partition("## Variables that are no settings")[2]
     assert set(re.findall(r"OJS_BRIDGE_(\w+)", others)) == sources._OTHERS
+
+
+def test_the_standard_errors_by_name(unconfigured: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One's own entries win, and a class of a package that is not installed is a line in the log."""
+    write_table(
+        "errors = {standard = true, TimeoutError = 'shop.slow', 'no_such.Busy' = ['shop.busy', 'SNOOZE']}"
+    )
+    errors = settings_of().errors
+    assert errors == {**standard_errors(), TimeoutError: "shop.slow", "no_such.Busy": ("shop.busy", "SNOOZE")}
+    assert failure_type(TimeoutError(), errors) == "shop.slow"
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.endswith("errors: 'no_such.Busy': package no_such is not installed: no error has this class")
+    write_table("errors = {standard = false}")
+    assert settings_of().errors == {}
+
+
+def failure_type(error: BaseException, errors: Any) -> str:
+    failure = outcome_of(error, ErrorMap(errors))
+    assert isinstance(failure, Failure)
+    return failure.type

@@ -24,21 +24,15 @@ from ojs_bridge.rules.failures import (
     MAX_FRAMES,
     MAX_MESSAGE,
     MAX_TYPE,
-    DeadLetter,
-    Discard,
     ErrorMap,
-    Fail,
     Failure,
-    OJSError,
-    Response,
-    Retry,
-    Snooze,
     Snoozed,
     cut,
     outcome_of,
     plain_details,
 )
 from ojs_bridge.rules.job import Job, decode, entries_of
+from ojs_bridge.rules.responses import DeadLetter, Discard, Fail, OJSError, Response, Retry, Snooze
 from tests.contract import hostile
 
 NOTHING = ErrorMap()

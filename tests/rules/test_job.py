@@ -16,7 +16,6 @@ from ojs_bridge.rules.failures import (
     MAX_DETAILS,
     MAX_MESSAGE,
     ErrorMap,
-    Fail,
     Failure,
     Snoozed,
     outcome_of,
@@ -39,6 +38,7 @@ from ojs_bridge.rules.job import (
     parse_time,
 )
 from ojs_bridge.rules.policy import RetryPolicy
+from ojs_bridge.rules.responses import Fail
 
 NOW = datetime(2026, 11, 21, 10, 0, 2, tzinfo=timezone.utc)
 BARE = Job(id="j-1", type="billing.charge", queue="default")
