@@ -13,7 +13,7 @@ from typing import Any
 
 import redis
 
-from ojs_bridge import Bridge, Event, StorageRetry
+from ojs_bridge import Bridge, Event, StorageRetry, standard_errors
 
 VARIABLE = "OJS_TEST_SETTINGS"
 #: The environment of a worker whose acknowledgements never arrive has this variable.
@@ -83,7 +83,7 @@ def bridge_of(settings: Settings) -> Bridge:
     bridge = Bridge(
         store=settings.store,
         retry=QUICK,
-        errors={TimeoutError: "external.timeout"},
+        errors=standard_errors(),
         listeners=listeners if settings.heard else [],
         reservation=settings.reservation,
         park_after=settings.park_after,

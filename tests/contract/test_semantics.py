@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 import pytest
 
@@ -12,6 +14,7 @@ from ojs_bridge import DeadLetter, Discard, Fail, LetterNotFound, Retry, Snooze
 from ojs_bridge.operations.operation import Jobs
 from ojs_bridge.rules.fingerprint import frame_of
 from ojs_bridge.rules.job import format_time
+from tests.answers import answering
 from tests.contract.fleet import Fleet, attempts, end, gaps, retries
 from tests.contract.steps import (
     KEEP,
@@ -192,6 +195,30 @@ def test_a_hint_replaces_the_delay_and_is_still_capped(fleet: Fleet) -> None:
     for job, delay in ((hint, 0.5), (capped, 0.5), (zero, 0.0)):
         assert end(fleet, job).type == "job.completed"
         assert delay <= gaps(fleet, job)[0] < delay + fleet.late
+
+
+def test_a_service_that_is_asked_too_often_says_when_to_come_back(fleet: Fleet) -> None:
+    """In seconds or as a date; a longer time than `max_interval` is cut, and nonsense leaves the backoff."""
+    date = (datetime.now(timezone.utc) + timedelta(seconds=3)).replace(microsecond=0)
+    with answering() as service:
+        hints = {"1": 1.0, format_datetime(date, usegmt=True): 0.0, "3600": 1.5, "soon": 0.1}
+        sent = {
+            hint: fleet.send(
+                "act_kept",
+                calls("urllib.request.urlopen", f"{service.url}/{status}?{urlencode({'Retry-After': hint})}"),
+                policy={"max_interval": "PT1.5S" if hint == "3600" else "PT1M"},
+            )
+            for hint, status in zip(hints, (429, 429, 503, 429), strict=True)
+        }
+        for hint, delay in hints.items():
+            event = end(fleet, sent[hint])
+            unavailable = "external.unavailable" if hint == "3600" else "external.rate_limited"
+            assert event.data["last_error"]["type"] == unavailable, hint
+            assert delay <= gaps(fleet, sent[hint])[0] < delay + fleet.late + 3, hint
+    _, again = fleet.runs(sent[format_datetime(date, usegmt=True)])
+    assert again.at >= date.timestamp()
+    errors = fleet.bridge.dead_letters.get(sent["soon"]).errors
+    assert [error["details"] for error in errors] == [{"ignored": "Retry-After: 'soon'"}] * 2
 
 
 @pytest.mark.requirement("RET-10")
