@@ -42,7 +42,8 @@ class Bridge:
         store: the URL of a store, such as `sqlite:///ojs.db`, or a store. Dead letters, parked jobs and
             reservations are kept there. Without it dead letters go to a dead queue on the broker.
         retry: the default policy of all jobs; a task's own policy, and a job's, are merged over it.
-        errors: error types by exception class; an error type may come with a response code.
+        errors: error types by exception class, as `standard_errors()` has them; an error type may come with a
+            response code.
         listeners: callables, each of which is called with every Event, on a thread of its own.
         namespace: the name that this bridge's records have in a store that several fleets share.
         history: how many errors a job's message carries; the store keeps the older ones.

@@ -9,6 +9,7 @@ import inspect
 import json
 import logging
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from importlib import import_module
@@ -28,6 +29,7 @@ from ojs_bridge.engine.events import Event
 from ojs_bridge.http.app import document
 from ojs_bridge.rules.decision import GiveBack
 from ojs_bridge.rules.job import Job
+from ojs_bridge.rules.standard_errors import AWS, GRPC, MONGODB, SMTP, SQLSTATES, STANDARD, STATUSES, ByValue
 
 #: The sections of the specification, `ojs-retry.md`, that define the fields of a policy.
 SECTIONS = {
@@ -46,6 +48,15 @@ FORMS = {
     "_integer": "an integer",
     "_boolean": "`true`, `false`, `1` or `0`",
     "_json": "JSON",
+}
+#: The values that standard errors are asked for.
+VALUES = {
+    "HTTP status": {**STATUSES, "other 4xx": "external.rejected", "other 5xx": "external.unavailable"},
+    "gRPC code": GRPC,
+    "AWS code": AWS,
+    "SQLSTATE, or its class": SQLSTATES,
+    "MongoDB code": MONGODB,
+    "SMTP reply": {**SMTP, "other 4xx": "external.unavailable", "other 5xx": "external.rejected"},
 }
 #: The settings that are no arguments of a bridge.
 ELSEWHERE = {
@@ -228,6 +239,32 @@ def public_names(module: str) -> str:
     return table(("Name", "What it is"), rows)
 
 
+def standard_errors() -> str:
+    """Return the classes of the standard errors by their type, or by what says the type."""
+    groups = defaultdict[str, list[str]](list)
+    for name, entry in STANDARD.items():
+        match entry:
+            case ByValue():
+                groups[f"by {entry.what}"].append(name)
+            case (error_type, code):
+                groups[f"{code.lower()}, or `{error_type}`"].append(name)
+            case _:
+                groups[f"`{entry}`"].append(name)
+    rows = ((said, ", ".join(f"`{name}`" for name in names)) for said, names in groups.items())
+    return table(("Type", "Errors"), rows)
+
+
+def values_of_errors() -> str:
+    """Return the values by which errors have their types."""
+    rows = []
+    for of, types in VALUES.items():
+        groups = defaultdict[str, list[str]](list)
+        for value, error_type in types.items():
+            groups[error_type].append(value)
+        rows += [(of, f"`{error_type}`", ", ".join(values)) for error_type, values in groups.items()]
+    return table(("Of", "Type", "Values"), rows)
+
+
 #: The parts by their names in the pages: `<!-- made: settings -->`.
 PARTS = {
     "settings": settings,
@@ -236,6 +273,8 @@ PARTS = {
     "command line": command_line,
     "routes": routes,
     "private names": private_names,
+    "standard errors": standard_errors,
+    "values of errors": values_of_errors,
 }
 #: A made part in a page: of the code, or of the public names of a module.
 MADE = re.compile(
