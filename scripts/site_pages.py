@@ -29,7 +29,17 @@ from ojs_bridge.engine.events import Event
 from ojs_bridge.http.app import document
 from ojs_bridge.rules.decision import GiveBack
 from ojs_bridge.rules.job import Job
-from ojs_bridge.rules.standard_errors import AWS, GRPC, MONGODB, SMTP, SQLSTATES, STANDARD, STATUSES, ByValue
+from ojs_bridge.rules.standard_errors import (
+    AWS,
+    GRPC,
+    MONGODB,
+    MYSQL,
+    SMTP,
+    SQLSTATES,
+    STANDARD,
+    STATUSES,
+    ByValue,
+)
 
 #: The sections of the specification, `ojs-retry.md`, that define the fields of a policy.
 SECTIONS = {
@@ -55,6 +65,7 @@ VALUES = {
     "gRPC code": GRPC,
     "AWS code": AWS,
     "SQLSTATE, or its class": SQLSTATES,
+    "MySQL code": MYSQL,
     "MongoDB code": MONGODB,
     "SMTP reply": {**SMTP, "other 4xx": "external.unavailable", "other 5xx": "external.rejected"},
 }

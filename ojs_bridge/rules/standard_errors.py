@@ -66,6 +66,12 @@ MONGODB = _types({
     DB_CONFLICT: "112 251",
     DB_UNAUTHORIZED: "13 18",
 })  # fmt: skip
+MYSQL = _types({
+    DB_UNAVAILABLE: "1040 1053 1203 1290 2002 2003 2005 2006 2013",
+    DB_TIMEOUT: "3024",
+    DB_CONFLICT: "1205 1213",
+    DB_UNAUTHORIZED: "1045",
+})  # fmt: skip
 #: The replies of SMTP servers (RFC 5321, RFC 4954). Any other 4xx means unavailable, 5xx a rejection.
 SMTP = _types({UNAUTHORIZED: "530 534 535 538"})
 _ROUTES = {errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH}
@@ -122,8 +128,12 @@ def _by_smtp(error: object) -> str | None:
     return SMTP.get(str(replies[0]), UNAVAILABLE if min(replies) < 500 else REJECTED)  # noqa: PLR2004
 
 
+def _sqlstate(error: object) -> str:
+    return read(error, "sqlstate") or read(error, "pgcode") or ""
+
+
 def _by_sqlstate(error: object) -> str | None:
-    state = read(error, "sqlstate") or read(error, "pgcode") or ""
+    state = _sqlstate(error)
     return SQLSTATES.get(state) or SQLSTATES.get(state[:2])
 
 
@@ -201,9 +211,17 @@ STANDARD: dict[str, Entry] = {
         ByValue("the error of urllib3 within it", lambda error: _typed(error.args[0]) or UNREACHABLE),
     ),
     "urllib3.exceptions.ResponseError": ByValue("the status that came too often", _by_refusals),
-    "psycopg.Error": ByValue("its SQLSTATE", _by_sqlstate),
-    "psycopg.OperationalError": ByValue(
-        "whether it has a SQLSTATE", lambda error: None if error.sqlstate else DB_UNAVAILABLE
+    **dict.fromkeys(
+        ("psycopg.Error", "psycopg2.Error", "asyncpg.exceptions._base.PostgresError"),
+        ByValue("its SQLSTATE", _by_sqlstate),
+    ),
+    **dict.fromkeys(
+        ("psycopg.OperationalError", "psycopg2.OperationalError"),
+        ByValue("its SQLSTATE, if it has one", lambda error: None if _sqlstate(error) else DB_UNAVAILABLE),
+    ),
+    **dict.fromkeys(
+        ("pymysql.err.OperationalError", "MySQLdb.OperationalError"),
+        ByValue("its code", lambda error: MYSQL.get(str(error.args[0]))),
     ),
     "sqlalchemy.exc.DBAPIError": ByValue("the error of the driver, `orig`", _by_orig),
     "django.db.utils.Error": ByValue(

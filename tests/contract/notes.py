@@ -26,6 +26,10 @@ MASTER = "mymaster"
 QUICK = {"max_attempts": 3, "initial_interval": "PT0.1S", "jitter": False, "on_exhaustion": "discard"}
 
 
+class Busy(Exception):
+    """An error that the bridge's error map makes a snooze."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """The settings on which the workers of a fleet and the tests that send to it must agree."""
@@ -83,7 +87,7 @@ def bridge_of(settings: Settings) -> Bridge:
     bridge = Bridge(
         store=settings.store,
         retry=QUICK,
-        errors=standard_errors(),
+        errors=standard_errors() | {Busy: ("local.busy", "SNOOZE")},
         listeners=listeners if settings.heard else [],
         reservation=settings.reservation,
         park_after=settings.park_after,

@@ -16,6 +16,7 @@ from ojs_bridge.rules.fingerprint import frame_of
 from ojs_bridge.rules.job import format_time
 from tests.answers import answering
 from tests.contract.fleet import Fleet, attempts, end, gaps, retries
+from tests.contract.notes import Busy
 from tests.contract.steps import (
     KEEP,
     AuthExpired,
@@ -102,6 +103,9 @@ ENDINGS: dict[str, tuple[str, list[Step], dict[str, Any], int, str, str | None, 
     ),
     "Snooze uses no attempt": (
         "act", [raises(Snooze, "PT0.05S")] * 4 + ["ok"], {"max_attempts": 1}, 5, "completed", None, None,
+    ),
+    "a snooze by the error map": (
+        "act", [raises(Busy)] * 4 + ["ok"], {"max_attempts": 1}, 5, "completed", None, None,
     ),
 }  # fmt: skip
 

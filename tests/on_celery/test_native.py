@@ -14,6 +14,7 @@ from ojs_bridge import Discard, Fail, Retry, RetryPolicy
 from ojs_bridge.celery.native import options_as_policy
 from ojs_bridge.engine.layers import in_ojs
 from ojs_bridge.rules.policy import LARGEST
+from tests.contract.notes import Busy
 from tests.contract.steps import OPAQUE, Step, an, raises, retries
 from tests.on_celery.fleet import LATE, Fleet
 from tests.servers import eventually
@@ -113,6 +114,9 @@ MEANINGS: dict[str, tuple[str, list[Step], int, str, object]] = {
     "self.retry(exc=)": (
         "plain", [retries(exc=an(KeyError, "k"), countdown=0.05)], 3, "FAILURE", "KeyError",
     ),
+    "self.retry(exc=) of a snooze by the error map uses no attempt": (
+        "plain", [retries(exc=an(Busy, "b"), countdown=0.05)] * 4 + ["ok"], 5, "SUCCESS", "ok",
+    ),
     "self.retry(exc=) of a class": (
         "plain", [retries(exc=KeyError, countdown=0.05)], 3, "FAILURE", "KeyError",
     ),
@@ -163,9 +167,18 @@ def test_native_delays(fleet: Fleet) -> None:
     fixed = fleet.send("native.delay", raises(OSError), "ok")
     hint = fleet.send("native.plain", retries(countdown=0.7), "ok")
     eta = fleet.send("native.plain", retries(due_in=1), "ok")
+    snooze = fleet.send("native.plain", retries(exc=an(Busy, "b"), countdown=0.8), "ok")
     capped = fleet.send("native.plain", retries(countdown=3600), "ok", ojs_retry={"max_interval": "PT0.5S"})
     asked = fleet.send("native.plain", raises(CelerysRetry, when=0.6), "ok")
-    delays = ((backoff, 1.0), (fixed, 0.4), (hint, 0.7), (eta, 0.98), (capped, 0.5), (asked, 0.6))
+    delays = (
+        (backoff, 1.0),
+        (fixed, 0.4),
+        (hint, 0.7),
+        (eta, 0.98),
+        (snooze, 0.8),
+        (capped, 0.5),
+        (asked, 0.6),
+    )
     for job, delay in delays:
         assert fleet.end(job) == "SUCCESS"
         assert delay <= fleet.gaps(job)[0] < delay + LATE
