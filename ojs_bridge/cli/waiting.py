@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -53,15 +53,20 @@ from .printing import (
     time_of,
 )
 
+#: What has been done with a job, by the name of the action.
+DONE: Mapping[Action, str] = {"run": "due", "move": "moved", "cancel": "cancelled"}
+
 
 @dataclass(frozen=True)
 class Which:
-    """The ids that a command names, or `--all`, to which the filters belong."""
+    """The ids that a command names, or `--all`, to which the filters belong; how it asks and answers."""
 
     ids: Annotated[list[str] | None, Argument(metavar="[ID...]", help=f"A job's id, {ID_HELP}")] = None
     everything: Annotated[bool, Option("--all", help="All that the filters choose, or all there are.")] = (
         False
     )
+    yes: Yes = False
+    as_json: AsJson = False
 
     def are_filtered(self, name: str, chosen: Choice) -> bool:
         """Return whether the filters choose; raises ValueError for options that do not go together."""
@@ -117,14 +122,9 @@ class Waiting:
         found = Whereabouts(view.get(view.id_of(job_id)))
         answer(found.to_ojs(), *whereabouts(found), as_json=as_json)
 
-    def run(
-        self, place: Place, chosen: Choice, which: Which, yes: Yes = False, as_json: AsJson = False
-    ) -> int | None:
+    def run(self, place: Place, chosen: Choice, which: Which) -> int | None:
         """Let the fleet's workers publish what waits now; asks for all that the filters choose."""
-        if which.are_filtered("run", chosen):
-            return self._do_all(place, "run", chosen, None, yes=yes, as_json=as_json)
-        view = self._of(place)
-        return each(whole(which.ids or (), view.id_of), view.run, "due", as_json=as_json)
+        return self._do("run", place, chosen, which)
 
     def move(
         self,
@@ -132,43 +132,38 @@ class Waiting:
         chosen: Choice,
         which: Which,
         to: Annotated[str, Option(help=f"{LATER}. A time in the past is now.")],
-        yes: Yes = False,
-        as_json: AsJson = False,
     ) -> int | None:
         """Let what waits be due at another time; asks for all that the filters choose."""
-        at = time_to("to", to, place.bridge.engine.now())
-        if which.are_filtered("move", chosen):
-            return self._do_all(place, "move", chosen, at, yes=yes, as_json=as_json)
-        view = self._of(place)
-        return each(whole(which.ids or (), view.id_of), partial(view.move, at=at), "moved", as_json=as_json)
+        return self._do("move", place, chosen, which, time_to("to", to, place.bridge.engine.now()))
 
-    def cancel(
-        self, place: Place, chosen: Choice, which: Which, yes: Yes = False, as_json: AsJson = False
-    ) -> int | None:
+    def cancel(self, place: Place, chosen: Choice, which: Which) -> int | None:
         """Delete what waits: these jobs never run again; asks."""
-        if which.are_filtered("cancel", chosen):
-            return self._do_all(place, "cancel", chosen, None, yes=yes, as_json=as_json)
+        return self._do("cancel", place, chosen, which)
+
+    def _do(
+        self, action: Action, place: Place, chosen: Choice, which: Which, at: datetime | None = None
+    ) -> int | None:
+        """Act on the jobs of some ids, or on all that the filters choose."""
+        if which.are_filtered(action, chosen):
+            bulk, where = place.bridge.operations, chosen.where(place.bridge.engine.now())
+            where = replace(where, kind=self._kind)
+            if number := bulk.count(action, where):
+                to = f" to {time_of(at)} UTC" if at else ""
+                question = f"{action.capitalize()} {counted(number, *self._words)} in {place}{to}?"
+                ask(question, yes=which.yes)
+            return carry_out(place, bulk.begin(action, where, at=at), as_json=which.as_json)
         view = self._of(place)
         ids = whole(which.ids or (), view.id_of)
-        parked = [*found_of(view.get, ids)]
-        if parked:
-            ask(f"Cancel {counted(len(parked), *self._words)} in {place}?", _table(parked), yes=yes)
-        return each(ids, view.cancel, "cancelled", as_json=as_json)
+        if action == "cancel" and (parked := [*found_of(view.get, ids)]):
+            question = f"Cancel {counted(len(parked), *self._words)} in {place}?"
+            ask(question, _table(parked), yes=which.yes)
+        act = partial(getattr(view, action), **({"at": at} if at else {}))
+        return each(ids, act, DONE[action], as_json=which.as_json)
 
     def _of(self, place: Place) -> waiting.Waiting:
         """Return the view of the bridge, which has the name of the group."""
         view: waiting.Waiting = getattr(place.bridge, self._name)
         return view
-
-    def _do_all(
-        self, place: Place, action: Action, chosen: Choice, at: datetime | None, *, yes: bool, as_json: bool
-    ) -> int | None:
-        bulk, where = place.bridge.operations, chosen.where(place.bridge.engine.now())
-        where = replace(where, kind=self._kind)
-        if number := bulk.count(action, where):
-            to = f" to {time_of(at)} UTC" if at else ""
-            ask(f"{action.capitalize()} {counted(number, *self._words)} in {place}{to}?", yes=yes)
-        return carry_out(place, bulk.begin(action, where, at=at), as_json=as_json)
 
 
 ALL = Waiting("waiting", None, "All that waits in the store until it is due.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import math
-import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -17,21 +16,15 @@ from typing import Any
 from ...config.settings import Settings
 from ...rules.notations import spoken
 from . import Hazard, Planned
-from .code import NOTHING, attribute_of, mentions, place, resolve, source_of
+from .code import NOTHING, mentions, place, resolve, source_of
+from .expressions import DEPTH, combined, computed, member
 
-_OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-}
 #: How many jobs a canvas sends first, and with its delay. Of a chord it depends on Celery's version.
 _CANVAS = {"group": None, "chain": 1, "pipeline": 1, "chord": 0}
+#: The arguments of a timedelta, in their order.
+_UNITS = ("days", "seconds", "microseconds", "milliseconds", "minutes", "hours", "weeks")
 #: The default, in seconds.
 _PARK_AFTER = 60.0
-#: A variable is followed through so many others.
-_DEPTH = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +125,7 @@ class _Scope:
                 return self._values[name] if name in self._values else resolve(self.function, name)
             case ast.Attribute(value=value, attr=attr):
                 base = self._object(value)
-                if type(base) is ModuleType:
-                    return vars(base).get(attr, NOTHING)
-                return attribute_of(base, attr) if issubclass(type(base), type) else NOTHING
+                return member(base, attr) if issubclass(type(base), (ModuleType, type)) else NOTHING
         return NOTHING
 
     def number(self, node: ast.AST, depth: int = 0) -> Any:
@@ -144,21 +135,16 @@ class _Scope:
                 return constant
             case ast.Name() | ast.Attribute():
                 known = self._object(node)
-                if isinstance(known, ast.AST) and depth < _DEPTH:
+                if isinstance(known, ast.AST) and depth < DEPTH:
                     return self.number(known, depth + 1)
                 return known if type(known) in (int, float, timedelta) else NOTHING
-        with suppress(ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-            match node:
-                case ast.BinOp(left=left, op=between, right=right):
-                    return _OPERATORS[type(between)](self.number(left, depth), self.number(right, depth))
-                case ast.UnaryOp(op=ast.USub(), operand=operand):
-                    return -self.number(operand, depth)
-                case ast.Call(func=called, args=args, keywords=said) if self._object(called) is timedelta:
-                    named = {str(x.arg): self.number(x.value, depth) for x in said}
-                    return timedelta(*(self.number(x, depth) for x in args), **named)
-                case ast.Call(func=ast.Attribute(attr="total_seconds", value=value), args=[]):
-                    return self.number(value, depth).total_seconds()
-        return NOTHING
+            case ast.Call(func=called, args=args, keywords=said) if self._object(called) is timedelta:
+                names = [*_UNITS[: len(args)], *(str(x.arg) for x in said)]
+                numbers = [self.number(x, depth) for x in (*args, *(x.value for x in said))]
+                return computed(lambda *x: timedelta(**dict(zip(names, x, strict=True))), numbers)
+            case ast.Call(func=ast.Attribute(attr="total_seconds", value=value), args=[]):
+                return computed(timedelta.total_seconds, [self.number(value, depth)])
+        return combined(node, lambda *nodes: [self.number(x, depth) for x in nodes])
 
     def named(self, node: ast.AST, depth: int = 0) -> list[str]:
         """Return the tasks that an expression sends first, all of a group; "" for one that is not known."""
@@ -168,7 +154,7 @@ class _Scope:
             case ast.Name() | ast.Attribute():
                 value = self._object(node)
                 if isinstance(value, ast.AST):
-                    return self.named(value, depth + 1) if depth < _DEPTH else [""]
+                    return self.named(value, depth + 1) if depth < DEPTH else [""]
                 return [self._name_of(value)]
             case ast.Constant(value=text) | ast.Subscript(slice=ast.Constant(value=text)):
                 return [self._name_of(text)]
@@ -205,7 +191,9 @@ def with_delays(
     """
     for one in planned:
         mine = sorted((x for x in sends if one.name in x.names), key=lambda x: -x.delay)
-        if mine:
+        if not mine:
+            yield one
+        else:
             more = f" (one of {len(mine)} places)" if mine[1:] else ""
             then = "it waits in the store, as park_delays says"
             if not is_parked(one.name):
@@ -213,5 +201,3 @@ def with_delays(
                 then = f"{longest}; with a store and park_delays=True the bridge keeps it there instead"
             hazard = Hazard("delayed-sends", f"{mine[0].where} delays it {mine[0]}{more}: {then}")
             yield replace(one, hazards=(*one.hazards, hazard))
-        else:
-            yield one

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-import operator
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -26,6 +25,7 @@ from ..code import (
     source_of,
     wrapped,
 )
+from ..expressions import DEPTH, combined, member
 
 #: The options that `Task.retry` and the automatic retries read of a task.
 SETTINGS = frozenset(
@@ -34,41 +34,11 @@ SETTINGS = frozenset(
         *("retry_backoff", "retry_backoff_max", "retry_jitter", "override_max_retries"),
     )
 )
-_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.USub: operator.neg,
-    ast.Not: operator.not_,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
-    ast.Pow: lambda base, exponent: base**exponent if exponent <= _LARGEST_EXPONENT else NOTHING,
-}
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "min": min,
-    "max": max,
-    "int": int,
-    "float": float,
-    "round": round,
-    "abs": abs,
-}
-_LARGEST_EXPONENT = 1000
 #: Parts of the names of functions that may refuse by an error.
 _REFUSING = ("lock", "raise", "acquire", "check", "ensure", "require", "validate", "unique", "once")
 #: Managers that swallow what is raised in them.
 SWALLOWING = frozenset(("suppress", "ExitStack", "AsyncExitStack", "raises"))
 _LEAVING = (ast.Return, ast.Raise, ast.Break, ast.Continue)
-#: A variable is followed through so many others.
-_DEPTH = 5
 
 
 class Values:
@@ -141,7 +111,7 @@ class Values:
         if not self._counts:
             return False
         for one in ast.walk(node):
-            if isinstance(one, ast.Name) and depth < _DEPTH:
+            if isinstance(one, ast.Name) and depth < DEPTH:
                 if any(self.tells(x, depth + 1) for x in self._assigned.get(one.id, ())):
                     return True
             elif self.is_retries(one):
@@ -159,31 +129,11 @@ class Values:
                 setting = vars(self.task).get(attr, attribute_of(self.task, attr))
                 return setting if setting is None or type(setting) in (int, float, bool, dict) else NOTHING
             case ast.Name(id=name) if name in self.values:
-                return self.value(self.values[name], depth + 1) if depth < _DEPTH else NOTHING
+                return self.value(self.values[name], depth + 1) if depth < DEPTH else NOTHING
             case ast.Name():
                 setting = self.static(node)
                 return setting if type(setting) in (int, float) else NOTHING
-        return self._combined(node, lambda *nodes: [self.value(x, depth) for x in nodes])
-
-    def _combined(self, node: ast.AST, of: Callable[..., list[Any]]) -> Any:
-        """Return the value of an expression that is made of others, whose values `of` returns."""
-        match node:
-            case ast.BoolOp(op=op, values=values):
-                ends = isinstance(op, ast.Or)
-                answers = [x if x is NOTHING else bool(x) for x in of(*values)]
-                return ends if ends in answers else NOTHING if NOTHING in answers else not ends
-            case ast.IfExp(test=test, body=body, orelse=orelse):
-                answer, first, second = of(test, body, orelse)
-                return NOTHING if answer is NOTHING else first if answer else second
-            case ast.UnaryOp(op=one_sided, operand=operand):
-                return _computed(_OPERATORS.get(type(one_sided)), of(operand))
-            case ast.BinOp(left=left, op=between, right=right):
-                return _computed(_OPERATORS.get(type(between)), of(left, right))
-            case ast.Compare(left=left, ops=[comparison], comparators=[right]):
-                return _computed(_OPERATORS.get(type(comparison)), of(left, right))
-            case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
-                return _computed(_FUNCTIONS.get(name), of(*arguments))
-        return NOTHING
+        return combined(node, lambda *nodes: [self.value(x, depth) for x in nodes])
 
     def static(self, node: ast.AST) -> object:
         """Return the object of a name, or of an attribute of a module or a class; else NOTHING."""
@@ -192,18 +142,7 @@ class Values:
                 own = name in self.function.__code__.co_varnames
                 return NOTHING if own else resolve(self.function, name)
             case ast.Attribute(value=value, attr=attr):
-                base = self.static(value)
-                variables = vars(base) if type(base) is ModuleType else {}
-                return variables.get(attr, NOTHING if base is NOTHING else attribute_of(base, attr))
-        return NOTHING
-
-
-def _computed(function: Callable[..., Any] | None, values: Sequence[Any]) -> Any:
-    if function is None or NOTHING in values:
-        return NOTHING
-    try:
-        return function(*values)
-    except (ArithmeticError, TypeError, ValueError):
+                return member(self.static(value), attr)
         return NOTHING
 
 
