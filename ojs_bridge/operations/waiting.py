@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
+from itertools import islice
 
 from typing_extensions import Unpack
 
@@ -274,42 +276,47 @@ class Draining:
         tasks: Sequence[str],
         progress: Callable[[int], object] = lambda _: None,
     ) -> None:
-        self._context = context
+        self._context, self._publishers = context, context.publishers
         self._parked = context.store_for("waiting jobs").parked
-        self._publishers = context.publishers
-        self._tasks = tasks or ("*",)
-        self._progress = progress
+        self._tasks, self._progress = tasks or ("*",), progress
         self._tried: set[tuple[str, int]] = set()
         self._failed: dict[str, str] = {}
         self._published = 0
 
     def jobs(self) -> Iterator[Parked]:
         """Return the jobs that would be published, the next one due first; raises StoreError."""
-        return (parked for page in self._pages() for parked in page if parked.framework in self._publishers)
+        return (parked for parked in self._matching() if parked.framework in self._publishers)
 
     def run(self) -> Drained:
         """Publish in passes, until a pass can claim no job; raises StoreError, Unreachable.
 
         Each job is tried once: workers that park it again must not keep the drain running.
         """
-        while sum(map(self._publish, self._pages())):
+        while sum(map(self._publish, self._lots())):
             pass
-        return self._drained()
+        held, others = 0, Counter[str]()
+        for parked in self._matching():
+            if parked.framework not in self._publishers:
+                others[parked.framework] += 1
+            elif parked.id not in self._failed:
+                held += 1
+        return Drained(self._published, self._failed, held, others)
 
-    def _pages(self) -> Iterator[list[Parked]]:
-        """Yield pages of the jobs that match, of every framework."""
+    def _matching(self) -> Iterator[Parked]:
+        """Yield the jobs that match, of every framework."""
         read = partial(self._parked.list, EVERYTHING, limit=MAX_PAGE)
         for page in every_page(lambda cursor: read(cursor=cursor)):
-            yield [p for p in page.jobs if any(matches(p.type, pattern) for pattern in self._tasks)]
+            yield from (p for p in page.jobs if any(matches(p.type, pattern) for pattern in self._tasks))
 
-    def _publish(self, page: Sequence[Parked]) -> int:
-        """Publish the jobs of a page that can be claimed; return their number."""
-        keys = [p.key for p in page if p.framework in self._publishers and self._is_new(p)]
-        lots = (keys[start : start + UNPARK] for start in range(0, len(keys), UNPARK))
-        return sum(map(self._publish_lot, lots))
+    def _lots(self) -> Iterator[Sequence[str]]:
+        """Yield the keys of the jobs that were not tried."""
+        keys = (parked.key for parked in self.jobs() if self._is_new(parked))
+        while lot := [*islice(keys, UNPARK)]:
+            yield lot
 
     @uninterrupted()
-    def _publish_lot(self, keys: Sequence[str]) -> int:
+    def _publish(self, keys: Sequence[str]) -> int:
+        """Publish the jobs of some keys that can be claimed; return their number."""
         now, ends = self._context.clock(), time.monotonic() + CLAIM.total_seconds() / 2
         due = self._parked.claim(keys, now=now, until=now + CLAIM)
         published: list[Parked] = []
@@ -347,12 +354,3 @@ class Draining:
 
     def _is_new(self, parked: Parked) -> bool:
         return (parked.key, parked.fence) not in self._tried
-
-    def _drained(self) -> Drained:
-        held, others = 0, dict[str, int]()
-        for parked in (parked for page in self._pages() for parked in page):
-            if parked.framework not in self._publishers:
-                others[parked.framework] = others.get(parked.framework, 0) + 1
-            elif parked.id not in self._failed:
-                held += 1
-        return Drained(self._published, self._failed, held, others)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -26,24 +27,27 @@ _DIALECTS: Mapping[str, Callable[..., sa.Dialect]] = {
 _KNOWN = "a connection or session of psycopg, SQLAlchemy or Django, or an alias of Django's such as 'default'"
 
 
-class UsersConnection(Protocol):
+class UsersConnection(ABC):
     """A connection that is not ours. Every method but `then` raises the errors of its driver."""
 
-    @property
-    def database(self) -> str:
-        """The kind of its database, as SQLAlchemy calls it."""
+    #: The kind of its database, as SQLAlchemy calls it.
+    database: str
 
+    @abstractmethod
     def ask(self, query: str) -> Sequence[Any]:
         """Return the first row of a query without parameters."""
 
+    @abstractmethod
     def is_open(self) -> bool:
         """Return whether a transaction is open: not before its first question, as most drivers begin it."""
 
+    @abstractmethod
     def write(self, upsert: Upsert, row: Mapping[str, Any]) -> bool:
         """Write a row; return whether it was written."""
 
-    def then(self, do: Callable[[], object]) -> bool:
+    def then(self, do: Callable[[], object]) -> bool:  # noqa: ARG002
         """Let something be done as soon as the transaction has committed; False if it cannot tell."""
+        return False
 
 
 def connection_of(given: Any) -> UsersConnection:
@@ -128,7 +132,7 @@ def in_words(error: Exception) -> str:
     return f"{type(cause).__name__}: {' '.join(str(cause).split())}"
 
 
-class _OfPsycopg:
+class _OfPsycopg(UsersConnection):
     database = "postgresql"
 
     def __init__(self, connection: Any) -> None:
@@ -142,8 +146,7 @@ class _OfPsycopg:
         return Cursor(self._connection, row_factory=tuple_row).execute(query.encode(), values)
 
     def ask(self, query: str) -> Sequence[Any]:
-        row: Sequence[Any] = self._run(query).fetchone()
-        return row
+        return tuple(self._run(query).fetchone())
 
     def is_open(self) -> bool:
         from psycopg.pq import TransactionStatus
@@ -154,17 +157,10 @@ class _OfPsycopg:
         # A pipeline does not count before its end.
         return bool(self._run(*_in_text(upsert, self.database, row)).rowcount != 0)
 
-    def then(self, do: Callable[[], object]) -> bool:  # noqa: ARG002
-        return False
 
-
-class _OfSQLAlchemy:
+class _OfSQLAlchemy(UsersConnection):
     def __init__(self, connection: sa.Connection) -> None:
-        self._connection = connection
-
-    @property
-    def database(self) -> str:
-        return self._connection.dialect.name
+        self._connection, self.database = connection, connection.dialect.name
 
     def ask(self, query: str) -> Sequence[Any]:
         return tuple(self._connection.exec_driver_sql(query).one())
@@ -180,11 +176,8 @@ class _OfSQLAlchemy:
     def write(self, upsert: Upsert, row: Mapping[str, Any]) -> bool:
         return upsert(self._connection, row)
 
-    def then(self, do: Callable[[], object]) -> bool:  # noqa: ARG002
-        return False
 
-
-class _OfDjango:
+class _OfDjango(UsersConnection):
     def __init__(self, given: Any) -> None:
         try:
             from django.db import connections, transaction
@@ -193,17 +186,12 @@ class _OfDjango:
         except Exception as error:
             # Django is not installed or not set up, or does not know the alias.
             raise NotInTransaction(f"ojs_in: {given!r} is no connection of Django's: {error}") from error
-        self._transaction = transaction
-
-    @property
-    def database(self) -> str:
-        return str(self._connection.vendor)
+        self._transaction, self.database = transaction, self._connection.vendor
 
     def ask(self, query: str) -> Sequence[Any]:
         with self._connection.cursor() as cursor:
             cursor.execute(query)
-            row: Sequence[Any] = cursor.fetchone()
-        return row
+            return tuple(cursor.fetchone())
 
     def is_open(self) -> bool:
         return bool(self._connection.in_atomic_block)
