@@ -15,6 +15,7 @@ from starlette.requests import Request
 from typing_extensions import NotRequired, TypedDict
 
 from ..bridge import Bridge
+from ..operations.audit import Mark
 from ..operations.letters import Whereabouts
 from ..operations.rates import RateHistory
 from ..store import STATES, Filter, Kind, Letter, Parked
@@ -239,19 +240,17 @@ class Fleet:
             page = self._bridge.audit.list(**dict(query))
         except ValueError as error:
             raise invalid(str(error)) from None
-        records = [cast(shapes.Record, record.to_ojs()) for record in page.records]
-        return {"records": records, "next_cursor": page.next_cursor}
+        return {"records": page.records, "next_cursor": page.next_cursor}
 
     @answers(FLEET, "GET", "/marks")
     def marks(self, query: Since) -> shapes.Marks:
         """List the marks of the last 180 days, the newest first."""
-        marks = self._bridge.marks.list(since=query.since, limit=query.limit)
-        return {"marks": [cast(shapes.Mark, mark.to_ojs()) for mark in marks]}
+        return {"marks": self._bridge.marks.list(since=query.since, limit=query.limit)}
 
     @answers(FLEET, "POST", "/marks")
-    def mark(self, body: MarkBody) -> shapes.Mark:
+    def mark(self, body: MarkBody) -> Mark:
         """Write a mark, such as a deploy, for now or for another time."""
         try:
-            return cast(shapes.Mark, self._bridge.marks.add(body.text, at=body.at).to_ojs())
+            return self._bridge.marks.add(body.text, at=body.at)
         except ValueError as error:
             raise invalid(str(error)) from None

@@ -46,9 +46,9 @@ class Answer(Response):
         NaN and infinity, which JSON lacks, become texts.
         """
         try:
-            return json.dumps(content, allow_nan=False).encode("ascii")
+            return json.dumps(content, allow_nan=False, default=_to_ojs).encode("ascii")
         except ValueError:
-            return json.dumps(_finite(content)).encode("ascii")
+            return json.dumps(_finite(content), default=_to_ojs).encode("ascii")
 
 
 @dataclass(eq=False)
@@ -153,6 +153,10 @@ def _methods_at(routes: Iterable[BaseRoute], scope: Scope) -> Iterator[str]:
 def content_type(headers: Mapping[str, str]) -> str:
     """Return the media type of a request's body, in lower case and without parameters."""
     return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _to_ojs(value: Any) -> object:
+    return value.to_ojs()
 
 
 def _finite(value: object) -> object:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from ..bridge import Bridge
 from ..engine.runs import Override
 from ..errors import NotFound
+from ..operations.groups import Mute
 from ..operations.letters import AnyPage
 from ..operations.operation import Action
 from ..operations.replaying import Bulk
@@ -247,13 +248,12 @@ class Letters:
         return {"groups": groups, "next_cursor": str(start + limit) if len(chosen) > limit else None}
 
     @answers(LETTERS, "POST", "/dead-letter/groups/{id}/mute")
-    def mute(self, job_id: str, body: MuteBody) -> shapes.Mute:
+    def mute(self, job_id: str, body: MuteBody) -> Mute:
         """Leave a group out of the list, for seven days or until a time; its letters stay."""
         try:
-            mute = self._bridge.dead_letters.groups.mute(_checked(job_id), until=body.until)
+            return self._bridge.dead_letters.groups.mute(_checked(job_id), until=body.until)
         except NotFound:
             raise not_found("group", job_id) from None
-        return cast(shapes.Mute, mute.to_ojs())
 
     @answers(LETTERS, "DELETE", "/dead-letter/groups/{id}/mute")
     def unmute(self, job_id: str) -> shapes.Unmuted:
@@ -345,8 +345,7 @@ class Waiting:
         page, place = page_of(partial(self._bridge.waiting.list, where), query, total)
         jobs = [cast(shapes.Waiting, listed(parked.to_ojs())) for parked in page.jobs]
         short = self._bridge.waiting.in_broker(where)
-        told = cast(shapes.InBroker, short.to_ojs()) if short else None
-        return {"jobs": jobs, "total": place["total"], "in_broker": told, "pagination": place}
+        return {"jobs": jobs, "total": place["total"], "in_broker": short, "pagination": place}
 
     @answers(WAITING, "POST", "/waiting/{id}/run")
     def run(self, job_id: str) -> shapes.WaitingJob:

@@ -1,15 +1,21 @@
-"""The shapes of the answers: mypy checks the handlers against them, and the OpenAPI document shows them."""
+"""The shapes of the answers: mypy checks the handlers against them, and the OpenAPI document shows them.
+
+An object that has a `to_ojs` of its own fields is its own shape.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, WithJsonSchema
 from typing_extensions import NotRequired, TypedDict
 
-from ..operations.audit import Via
+from ..operations.audit import Mark, Record
+from ..operations.groups import Mute
 from ..operations.health import Status
-from ..operations.operation import JsonAction, State
+from ..operations.operation import Jobs, JsonAction, State
+from ..operations.rates import InBroker
 
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 Time: TypeAlias = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
@@ -159,13 +165,6 @@ class Page(TypedDict):
     pagination: Pagination
 
 
-class InBroker(TypedDict):
-    """The retries that wait in the broker, because they are due soon."""
-
-    count: Count
-    next_due_at: Time | None
-
-
 class WaitingPage(TypedDict):
     """A page of waiting jobs; `total` is that of the pagination.
 
@@ -222,21 +221,6 @@ class Result(TypedDict):
     errors: list[Failed]
 
 
-class Jobs(TypedDict):
-    """What became of the jobs that a replay has sent; those that wait for a retry count as running.
-
-    `failed` counts those that have failed at least once.
-    """
-
-    sent: Count
-    waiting: Count
-    running: Count
-    succeeded: Count
-    discarded: Count
-    died_again: Count
-    failed: Count
-
-
 class BulkOperation(TypedDict):
     """A bulk operation; `ids` is the number of its ids, `changes` the names of what its override changes.
 
@@ -288,26 +272,10 @@ class BulkOperations(TypedDict):
     operations: list[BulkOperation]
 
 
-class Record(TypedDict):
-    """A record of an operator action; `subject` says on what."""
-
-    id: str
-    at: Time
-    who: str
-    via: Via
-    address: str
-    action: str
-    subject: dict[str, Any]
-    reason: str
-    outcome: str
-    count: Count | None
-    error: str
-
-
 class Records(TypedDict):
     """A page of records, the newest first."""
 
-    records: list[Record]
+    records: Sequence[Record]
     next_cursor: str | None
 
 
@@ -325,19 +293,10 @@ class Health(TypedDict):
     checks: NotRequired[dict[str, dict[str, Any]]]
 
 
-class Mark(TypedDict):
-    """A moment that an operator has written down."""
-
-    id: str
-    at: Time
-    text: str
-    by: str
-
-
 class Marks(TypedDict):
     """Marks, the newest first."""
 
-    marks: list[Mark]
+    marks: Sequence[Mark]
 
 
 class Deleted(TypedDict):
@@ -378,15 +337,6 @@ class Stats(TypedDict):
     newest_at: Time | None
     retention: dict[str, Any]
     replayable: list[str]
-
-
-class Mute(TypedDict):
-    """A mute of a group. When more than `count` letters have died since, it is lifted before its end."""
-
-    by: str
-    at: Time
-    until: Time
-    count: Count | None
 
 
 class Unmuted(TypedDict):

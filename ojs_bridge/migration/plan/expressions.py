@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Sequence
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
-from .code import NOTHING, attribute_of
+from .code import NOTHING, attribute_of, resolve
 
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -73,7 +73,50 @@ def computed(function: Callable[..., Any] | None, values: Sequence[Any]) -> Any:
         return NOTHING
 
 
-def member(base: object, name: str) -> object:
-    """Return an attribute of a module, of a class, or of the class of an object; else NOTHING."""
-    variables = vars(base) if type(base) is ModuleType else {}
-    return variables.get(name, NOTHING if base is NOTHING else attribute_of(base, name))
+class Scope:
+    """The names in a function, and what is known of their values before it runs."""
+
+    #: The types of what a name of the function's surroundings may have as its value.
+    kinds: tuple[type, ...] = (int, float)
+
+    def __init__(self, function: FunctionType, node: ast.AST | None) -> None:
+        parts = [*ast.walk(node)] if node else []
+        given = [x.arg for x in parts if isinstance(x, ast.arg)]
+        stored = [x.id for x in parts if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)]
+        self.function = function
+        #: The function's own names, and the values of those variables that have only one.
+        self.own = {*function.__code__.co_varnames, *given, *stored}
+        self.values: dict[str, ast.expr] = {}
+        for part in parts:
+            match part:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value) if name not in given:
+                    if stored.count(name) == 1:
+                        self.values[name] = value
+
+    def static(self, node: ast.AST) -> object:
+        """Return the object of a name, or of an attribute of a module or a class; else NOTHING."""
+        match node:
+            case ast.Name(id=name):
+                return NOTHING if name in self.own else resolve(self.function, name)
+            case ast.Attribute(value=value, attr=attr):
+                base = self.static(value)
+                variables = vars(base) if type(base) is ModuleType else {}
+                return variables.get(attr, NOTHING if base is NOTHING else attribute_of(base, attr))
+        return NOTHING
+
+    def value(self, node: ast.AST, depth: int = 0) -> Any:
+        """Return the value of an expression of numbers; NOTHING where it cannot be computed."""
+        match node:
+            case ast.Constant(value=value):
+                return value if value is None or type(value) in (int, float, bool) else NOTHING
+            case ast.Name(id=name) if name in self.values:
+                return self.value(self.values[name], depth + 1) if depth < DEPTH else NOTHING
+            case ast.Name() | ast.Attribute():
+                known = self.static(node)
+                return known if type(known) in self.kinds and self._is_constant(node) else NOTHING
+        return combined(node, lambda *nodes: [self.value(x, depth) for x in nodes])
+
+    def _is_constant(self, node: ast.Name | ast.Attribute) -> bool:
+        """Return whether a name is one of a module or a class: an object may have another value."""
+        of = isinstance(node, ast.Attribute) and self.static(node.value)
+        return not of or issubclass(type(of), (ModuleType, type))

@@ -10,14 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from importlib.util import resolve_name
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any
 
 from ...config.settings import Settings
 from ...rules.notations import spoken
 from . import Hazard, Planned
-from .code import NOTHING, mentions, place, resolve, source_of
-from .expressions import DEPTH, combined, computed, member
+from .code import NOTHING, mentions, place, source_of
+from .expressions import DEPTH, Scope, computed
 
 #: How many jobs a canvas sends first, and with its delay. Of a chord it depends on Celery's version.
 _CANVAS = {"group": None, "chain": 1, "pipeline": 1, "chord": 0}
@@ -61,8 +61,8 @@ class Sending:
         found: list[Send] = []
         for function, own in functions.items():
             if any(x.word in words for x in mentions(function.__code__)) and (node := source_of(function)):
-                scope = _Scope(function, node, self.name_of, own)
-                found += [send for call in ast.walk(node) for send in self._sent(scope, call)]
+                sender = _Sender(function, node, self.name_of, own)
+                found += [send for call in ast.walk(node) for send in self._sent(sender, call)]
         # A function within a function is read twice, and may know more names.
         named = {send.where for send in found if send.names}
         return [*dict.fromkeys(x for x in found if x.names or x.where not in named)]
@@ -72,16 +72,16 @@ class Sending:
         said = [(options[name], unit) for name, unit in self.units.items() if options.get(name) is not None]
         return [_seconds(value, unit) for value, unit in said]
 
-    def _sent(self, scope: _Scope, node: ast.AST) -> Iterator[Send]:
+    def _sent(self, sender: _Sender, node: ast.AST) -> Iterator[Send]:
         match node:
             case ast.Call(func=ast.Attribute(attr=word, value=value), args=args, keywords=said):
-                delays = self.delays({str(x.arg): scope.number(x.value) for x in said})
+                delays = self.delays({str(x.arg): sender.value(x.value) for x in said})
                 if delays and word in self.methods | self.others:
                     # These two are given what they send.
                     sent = args[:1] if word in ("send_task", "enqueue") else [value]
-                    names = tuple(dict.fromkeys(name for x in sent for name in scope.named(x) if name))
+                    names = tuple(dict.fromkeys(name for x in sent for name in sender.named(x) if name))
                     if names or word in self.methods:
-                        yield Send(place(scope.function, node.lineno), max(delays), names)
+                        yield Send(place(sender.function, node.lineno), max(delays), names)
 
 
 def _seconds(value: object, unit: float) -> float:
@@ -93,69 +93,56 @@ def _seconds(value: object, unit: float) -> float:
     return math.inf
 
 
-class _Scope:
-    """The names in a function, and what is known of their values before it runs."""
+class _Sender(Scope):
+    """A function that sends jobs."""
+
+    kinds = (int, float, timedelta)
 
     def __init__(
         self, function: FunctionType, node: ast.AST, name_of: Callable[[object], str], own: tuple[str, ...]
     ) -> None:
-        self.function, self._name_of = function, name_of
-        arguments = [x.arg for x in ast.walk(node) if isinstance(x, ast.arg)]
-        stored = [x.id for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)]
-        self._own = own if arguments[:1] == ["self"] else ()
-        #: The values of variables that have only one; NOTHING for the other names of the function.
-        self._values: dict[str, object] = dict.fromkeys((*arguments, *stored), NOTHING)
+        super().__init__(function, node)
+        self._name_of = name_of
+        self._tasks = own if function.__code__.co_varnames[:1] == ("self",) else ()
+        #: What the function itself imports.
+        self._imported: dict[str, object] = {}
         for one in ast.walk(node):
             match one:
-                case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                    if stored.count(name) == 1 and name not in arguments:
-                        self._values[name] = value
                 case ast.ImportFrom(module=module, names=names, level=level):
                     package = str(function.__globals__.get("__package__"))
                     with suppress(ImportError):
                         home = sys.modules.get(resolve_name("." * level + (module or ""), package))
-                        self._values |= {
+                        self._imported |= {
                             x.asname or x.name: vars(home or ast).get(x.name, NOTHING) for x in names
                         }
 
-    def _object(self, node: ast.AST) -> object:
-        """Return the object that a name or an attribute is, an expression that it has, or NOTHING."""
+    def static(self, node: ast.AST) -> object:
+        """Return the object of a name, also of one that the function imports, or of an attribute."""
         match node:
-            case ast.Name(id=name):
-                return self._values[name] if name in self._values else resolve(self.function, name)
-            case ast.Attribute(value=value, attr=attr):
-                base = self._object(value)
-                return member(base, attr) if issubclass(type(base), (ModuleType, type)) else NOTHING
-        return NOTHING
+            case ast.Name(id=name) if name in self._imported:
+                return self._imported[name]
+        return super().static(node)
 
-    def number(self, node: ast.AST, depth: int = 0) -> Any:
-        """Return the number or the timedelta of an expression of constants, or None; else NOTHING."""
+    def value(self, node: ast.AST, depth: int = 0) -> Any:
+        """Return the number or the timedelta of an expression; NOTHING where it cannot be computed."""
         match node:
-            case ast.Constant(value=int() | float() | None as constant):
-                return constant
-            case ast.Name() | ast.Attribute():
-                known = self._object(node)
-                if isinstance(known, ast.AST) and depth < DEPTH:
-                    return self.number(known, depth + 1)
-                return known if type(known) in (int, float, timedelta) else NOTHING
-            case ast.Call(func=called, args=args, keywords=said) if self._object(called) is timedelta:
+            case ast.Call(func=called, args=args, keywords=said) if self.static(called) is timedelta:
                 names = [*_UNITS[: len(args)], *(str(x.arg) for x in said)]
-                numbers = [self.number(x, depth) for x in (*args, *(x.value for x in said))]
+                numbers = [self.value(x, depth) for x in (*args, *(x.value for x in said))]
                 return computed(lambda *x: timedelta(**dict(zip(names, x, strict=True))), numbers)
             case ast.Call(func=ast.Attribute(attr="total_seconds", value=value), args=[]):
-                return computed(timedelta.total_seconds, [self.number(value, depth)])
-        return combined(node, lambda *nodes: [self.number(x, depth) for x in nodes])
+                return computed(timedelta.total_seconds, [self.value(value, depth)])
+        return super().value(node, depth)
 
     def named(self, node: ast.AST, depth: int = 0) -> list[str]:
         """Return the tasks that an expression sends first, all of a group; "" for one that is not known."""
         match node:
-            case ast.Name(id="self") if self._own:
-                return [*self._own]
+            case ast.Name(id="self") if self._tasks:
+                return [*self._tasks]
+            case ast.Name(id=name) if name in self.values:
+                return self.named(self.values[name], depth + 1) if depth < DEPTH else [""]
             case ast.Name() | ast.Attribute():
-                value = self._object(node)
-                if isinstance(value, ast.AST):
-                    return self.named(value, depth + 1) if depth < DEPTH else [""]
-                return [self._name_of(value)]
+                return [self._name_of(self.static(node))]
             case ast.Constant(value=text) | ast.Subscript(slice=ast.Constant(value=text)):
                 return [self._name_of(text)]
             case ast.Call(func=ast.Name(id=word) | ast.Attribute(attr=word), args=items) if word in _CANVAS:

@@ -25,7 +25,7 @@ from ..code import (
     source_of,
     wrapped,
 )
-from ..expressions import DEPTH, combined, member
+from ..expressions import DEPTH, Scope
 
 #: The options that `Task.retry` and the automatic retries read of a task.
 SETTINGS = frozenset(
@@ -41,20 +41,20 @@ SWALLOWING = frozenset(("suppress", "ExitStack", "AsyncExitStack", "raises"))
 _LEAVING = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 
 
-class Values:
+class Values(Scope):
     """The names of a function, and the values that are known in one run, before it begins."""
 
     def __init__(self, task: Task, function: FunctionType, retries: int, position: int | str | None) -> None:
         """Take a function that is given the task at a position, by a name, or not at all."""
-        self.task, self.function, self.retries = task, function, retries
         self.node = source_of(function)
+        super().__init__(function, self.node)
+        self.task, self.retries = task, retries
         self._counts = any(x.word == "retries" for x in mentions(function.__code__))
         self.holders: set[str] = set()
         #: The name of `*args` that begin with the task.
         self.packed = ""
-        #: The values of variables, and of those that have only one.
+        #: The values of variables.
         self._assigned: dict[str, list[ast.expr]] = {}
-        self.values: dict[str, ast.expr] = {}
         if self.node is not None:
             self._take(self.node, position)
 
@@ -66,9 +66,6 @@ class Values:
             self.holders = {names[position]}
         elif position == len(names) and node.args.vararg:
             self.packed = node.args.vararg.arg
-        code = self.function.__code__
-        given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        stored = [x.id for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)]
         for one in ast.walk(node):
             match one:
                 case (
@@ -76,8 +73,6 @@ class Values:
                     | ast.AugAssign(target=ast.Name(id=name), value=value)
                 ):
                     self._assigned.setdefault(name, []).append(value)
-                    if stored.count(name) == 1 and name not in given and isinstance(one, ast.Assign):
-                        self.values[name] = value
         # `task = self` and `task = args[0]` are other names of the task.
         names = [name for name, value in self.values.items() if self.is_task(value)]
         self.holders.update(names)
@@ -89,7 +84,7 @@ class Values:
                 return name == self.packed
             case ast.Name(id=name) if name in self.holders:
                 return True
-            case ast.Name(id=name) if name not in self.function.__code__.co_varnames:
+            case ast.Name(id=name) if name not in self.own:
                 thing = resolve(self.function, name)
                 if issubclass(type(thing), PromiseProxy):
                     return bool(compat.get_current_object(thing)() is self.task)
@@ -123,27 +118,10 @@ class Values:
         if self.is_retries(node):
             return self.retries
         match node:
-            case ast.Constant(value=value):
-                return value if value is None or type(value) in (int, float, bool) else NOTHING
             case ast.Attribute(value=value, attr=attr) if self.is_task(value) and attr in SETTINGS:
                 setting = vars(self.task).get(attr, attribute_of(self.task, attr))
                 return setting if setting is None or type(setting) in (int, float, bool, dict) else NOTHING
-            case ast.Name(id=name) if name in self.values:
-                return self.value(self.values[name], depth + 1) if depth < DEPTH else NOTHING
-            case ast.Name():
-                setting = self.static(node)
-                return setting if type(setting) in (int, float) else NOTHING
-        return combined(node, lambda *nodes: [self.value(x, depth) for x in nodes])
-
-    def static(self, node: ast.AST) -> object:
-        """Return the object of a name, or of an attribute of a module or a class; else NOTHING."""
-        match node:
-            case ast.Name(id=name):
-                own = name in self.function.__code__.co_varnames
-                return NOTHING if own else resolve(self.function, name)
-            case ast.Attribute(value=value, attr=attr):
-                return member(self.static(value), attr)
-        return NOTHING
+        return super().value(node, depth)
 
 
 def last_name(node: ast.AST) -> str:
