@@ -103,7 +103,7 @@ class _Sender(Scope):
     ) -> None:
         super().__init__(function, node)
         self._name_of = name_of
-        self._tasks = own if function.__code__.co_varnames[:1] == ("self",) else ()
+        self._own = own if function.__code__.co_varnames[:1] == ("self",) else ()
         #: What the function itself imports.
         self._imported: dict[str, object] = {}
         for one in ast.walk(node):
@@ -137,8 +137,8 @@ class _Sender(Scope):
     def named(self, node: ast.AST, depth: int = 0) -> list[str]:
         """Return the tasks that an expression sends first, all of a group; "" for one that is not known."""
         match node:
-            case ast.Name(id="self") if self._tasks:
-                return [*self._tasks]
+            case ast.Name(id="self") if self._own:
+                return [*self._own]
             case ast.Name(id=name) if name in self.values:
                 return self.named(self.values[name], depth + 1) if depth < DEPTH else [""]
             case ast.Name() | ast.Attribute():
