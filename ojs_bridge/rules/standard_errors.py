@@ -95,14 +95,14 @@ class ByValue:
         return self.type_of(error)
 
 
-def standard_errors() -> dict[str, Entry]:
+def standard_errors() -> dict[Any, Entry]:
     """Return an error map for the errors of well-known libraries, to which you add your own.
 
     `Bridge(errors=standard_errors() | {CardStolen: "payment.card_stolen"})`. Its keys are dotted names of
     classes, and nothing is imported. With it the bridge also hears Retry-After, X-RateLimit-Reset and gRPC's
     RetryInfo (docs/reference/error-types.md).
     """
-    return dict(STANDARD)
+    return {**STANDARD}
 
 
 def _by_status(error: object) -> str | None:

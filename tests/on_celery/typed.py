@@ -2,7 +2,7 @@
 
 from celery import Celery
 
-from ojs_bridge import Bridge, PartialPolicy, PolicyEntry, RetryPolicy
+from ojs_bridge import Bridge, PartialPolicy, PolicyEntry, RetryPolicy, standard_errors
 from ojs_bridge.celery import OJSTask, install, ojs_task
 from ojs_bridge.migration import to_celery_options
 
@@ -14,6 +14,7 @@ POLICIES: dict[str, PolicyEntry] = {
 }
 
 bridge = Bridge(retry={"max_attempts": 5, "jitter": False}, errors={OSError: "disk.full"})
+Bridge(errors=standard_errors() | {"shop.Full": ("shop.full", "SNOOZE"), OSError: lambda error: None})
 install(app, bridge, policies=POLICIES)
 install(app, policies={"mail.*": {"retry_on": "asked", "backoff_strategy": lambda n, failure: n * 2.0}})
 
