@@ -8,6 +8,7 @@ from .engine.storage_retry import StorageRetry
 from .errors import (
     BridgeError,
     ConfigurationError,
+    HoldNotFound,
     InvalidRetryPolicy,
     InvalidState,
     JobNotFound,
@@ -81,6 +82,7 @@ __all__ = [
     "Filter",
     "HandlerFailed",
     "Health",
+    "HoldNotFound",
     "Intervals",
     "InvalidRetryPolicy",
     "InvalidState",

@@ -10,6 +10,7 @@ from .config.settings import Settings, settings_of
 from .engine.context import Context
 from .engine.engine import Engine
 from .engine.events import Dispatcher, Listener
+from .engine.holds import RELEASE_SECONDS, Releaser
 from .engine.redaction import Redaction, Redactor
 from .engine.scheduler import RELEASE, Chore, Scheduler
 from .engine.storage_retry import StorageRetry
@@ -19,6 +20,7 @@ from .operations.broker_letters import BrokerLetters
 from .operations.bulk import Operations
 from .operations.dead_letters import DeadLetters
 from .operations.health import BEAT, Beat, Probe
+from .operations.holds import Holds
 from .operations.letters import Jobs
 from .operations.rates import RateHistory, history, in_broker
 from .operations.replaying import PERIOD as RULES_PERIOD
@@ -159,9 +161,12 @@ class Bridge:
         self._workers = 0
         self.dead_letters = DeadLetters(context, settings.retention, settings.replay_rules)
         self.broker_letters = BrokerLetters(context)
-        #: What waits in the store, and two views of it: parked retries, and jobs that their users delay.
+        #: What waits in the store, and two views of it: parked retries, and jobs that their users delay. Held
+        #: jobs are in the first one alone.
         self.waiting = waiting = Waiting(context)
         self.retries, self.scheduled = Waiting(context, "retry"), Waiting(context, "scheduled")
+        self.holds = Holds(context, self.engine.holds)
+        self.pause, self.resume = self.holds.pause, self.holds.resume
         letters = self.dead_letters
         self.jobs = Jobs(letters.find, waiting.find, letters.id_of, waiting.id_of)
         self.audit, self.marks, self.health = Audit(context), Marks(context), Probe(context)
@@ -172,8 +177,9 @@ class Bridge:
 
         `retryable` are the retries that are not due: those that are parked, and those in the broker, of which
         workers tell every five seconds. `scheduled` are the jobs that wait in the store because their users
-        delay them, and `discarded` the dead letters. Only the broker knows the other jobs that wait or run,
-        and a job that succeeded is not kept. Raises ConfigurationError without a store, and StoreError.
+        delay them, `pending` those that are held, and `discarded` the dead letters. Only the broker knows the
+        other jobs that wait or run, and a job that succeeded is not kept. Raises ConfigurationError without a
+        store, and StoreError.
         """
         store = self.engine.context.store_for("counts by state")
         waiting: dict[str, int] = {
@@ -208,6 +214,7 @@ class Bridge:
             self.engine.instruments.started()
         if self.store and self._scheduler is None:
             context, rate = self.engine.context, self.settings.release_rate
+            self._releaser = Releaser(self.store, context.clock)
             self._beat = Beat(context, framework, queues)
             self._scheduler = self._scheduler_type(
                 self.store.parked,
@@ -226,7 +233,8 @@ class Bridge:
         seconds = PRUNE_PERIOD.total_seconds()
         prune = Chore("pruning", seconds, self.dead_letters.prune_once_a_period)
         replay = Chore("replay rules", RULES_PERIOD.total_seconds(), self.dead_letters.apply_replay_rules)
-        return prune, replay, Chore("telling that this worker lives", BEAT.total_seconds(), beat.tell)
+        lives = Chore("telling that this worker lives", BEAT.total_seconds(), beat.tell)
+        return prune, replay, lives, Chore("releasing held jobs", RELEASE_SECONDS, self._releaser.release)
 
     def stop(self) -> None:
         """End the scheduler with the last worker, and let the listeners hear the last events."""

@@ -15,6 +15,7 @@ BridgeError
 └── NotFound                  a KeyError
     ├── LetterNotFound
     ├── OperationNotFound
+    ├── HoldNotFound
     └── JobNotFound
 """
 
@@ -106,6 +107,10 @@ class NotResumable(BridgeError):
 
 class OperationNotFound(NotFound):
     """There is no bulk operation of this id, or no longer."""
+
+
+class HoldNotFound(NotFound):
+    """No hold of this id, or of these jobs, is on."""
 
 
 class JobNotFound(NotFound):

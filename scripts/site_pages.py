@@ -170,6 +170,10 @@ def all_events() -> list[Event]:
             charge.send()
             ojs.step()
             ojs.bridge.retries.cancel(ojs.parked[0].id)
+            ojs.bridge.pause(queue="default")
+            charge.send()
+            ojs.step()
+            ojs.bridge.resume(queue="default")
             return [*ojs.events, *_of_workers()]
     finally:
         logging.disable(logging.NOTSET)

@@ -27,16 +27,16 @@ FAILS = "A job fails and is retried"
 
 #: The most files, functions and moves of each journey today. The goal is beside it: files and functions.
 WALKS = {
-    "Celery: a failing run, retried": Figures(28, 128, 90),  # 24, 110
-    "Celery: a failing run, parked": Figures(30, 154, 128),  # 24, 110
-    "Celery on Redis: a failing run, retried": Figures(31, 152, 132),
-    "Celery: a success": Figures(22, 66, 57),
-    "Celery: a task's policy": Figures(6, 22, 19),  # 6, 18
-    "Dramatiq: a failing run, retried": Figures(27, 124, 102),  # 24, 110
-    "Dramatiq: a failing run, parked": Figures(28, 143, 127),  # 24, 110
-    "Dramatiq: a success": Figures(20, 69, 61),
-    "Dramatiq: an actor's policy": Figures(8, 27, 11),  # 6, 18
-    "HTTP: a replay": Figures(25, 82, 79),  # 22
+    "Celery: a failing run, retried": Figures(31, 136, 98),  # 24, 110
+    "Celery: a failing run, parked": Figures(36, 180, 160),  # 24, 110
+    "Celery on Redis: a failing run, retried": Figures(34, 160, 140),
+    "Celery: a success": Figures(25, 74, 65),
+    "Celery: a task's policy": Figures(9, 29, 27),  # 6, 18
+    "Dramatiq: a failing run, retried": Figures(30, 132, 110),  # 24, 110
+    "Dramatiq: a failing run, parked": Figures(34, 170, 155),  # 24, 110
+    "Dramatiq: a success": Figures(23, 77, 69),
+    "Dramatiq: an actor's policy": Figures(11, 33, 19),  # 6, 18
+    "HTTP: a replay": Figures(28, 90, 87),  # 22
 }
 #: The most of each size today, and the goal.
 SIZES = {

@@ -16,13 +16,13 @@ from numbers import Real
 from typing import Any
 
 from celery import Task
-from celery.exceptions import Retry
+from celery.exceptions import Ignore, Retry
 
 from ..adapters import parameters_of
 from ..engine.carrying import NotCarried
 from ..engine.engine import Engine
 from ..engine.reservations import TakenOver
-from ..engine.runs import Drop, Lost, Onward, Postpone, Refuse, Run, Settlement
+from ..engine.runs import Drop, Held, Lost, Onward, Postpone, Refuse, Run, Settlement
 from ..engine.storage_retry import is_of_process
 from ..engine.threads import cached
 from ..errors import InvalidState, StoreError
@@ -33,6 +33,7 @@ from ..rules.job import Job
 from ..rules.responses import Snooze
 from . import wire as wires
 from .ends import (
+    Again,
     Done,
     End,
     GivenBack,
@@ -178,7 +179,7 @@ class Delivery:
             self.engine.reservations.expire(run)
         return kept_or_lost(self.request, error, portable(unsettled), returnable=self.can_wait)
 
-    def not_run(self, admission: Lost | Postpone | Drop | Refuse) -> End:
+    def not_run(self, admission: Lost | Held | Postpone | Drop | Refuse) -> End:
         """Carry out the engine's answer to a delivery whose task is not run."""
         match admission:
             case Lost() if carried_on(self.task, self.request, admission.run.began):
@@ -187,6 +188,10 @@ class Delivery:
             case Lost():
                 decision = self.judge(admission.run, admission.failure)
                 return self.conclude(admission.run, decision, LostAttempt(admission.failure.message))
+            case Held(run, decision):
+                end = self.conclude(run, decision, Ignore(decision.reason))
+                # Its state is that of a job that has not begun.
+                return Done(decision.reason) if isinstance(end, Again) else end
             case Postpone():
                 return self.postpone(admission)
             case Refuse():

@@ -30,7 +30,7 @@ from ..engine.carrying import may_pass
 from ..engine.engine import Engine
 from ..engine.events import MAY_ANSWER, hear, log_error, strikes
 from ..engine.reservations import TakenOver
-from ..engine.runs import Lost, Postpone, Refuse, Run
+from ..engine.runs import Held, Lost, Postpone, Refuse, Run
 from ..engine.threads import let_through
 from ..errors import StoreError
 from ..messages import HEADER
@@ -151,7 +151,7 @@ class TaskRun(Running):
             with undisturbed():
                 end = (kept_here if may_pass(delivery, error) else delivery.could_not_begin)(error)
                 raise telling(task, request, end) from None
-        run = admission.run if isinstance(admission, Lost) else admission
+        run = admission.run if isinstance(admission, (Lost, Held)) else admission
         if isinstance(run, Run) and run.reservation is not None:
             self.reserved = Reserved(engine, run.reservation)
         if isinstance(admission, Run):

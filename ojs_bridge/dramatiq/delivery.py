@@ -34,7 +34,7 @@ from ..engine.runs import Lost, Refuse, Run
 from ..engine.threads import keep_going, starting
 from ..messages import HEADER
 from ..rules import responses
-from ..rules.decision import Complete, DeadLettered, Discarded
+from ..rules.decision import Complete, DeadLettered, Discarded, RetryAt
 from ..rules.failures import HandlerFailed, can_be_shown
 from ..rules.job import Job
 from ..rules.policy import LARGEST
@@ -387,6 +387,12 @@ def mark_failed(engine: Engine, message: MessageProxy, job: Job, decision: Disca
         options = {name: value for name, value in options.items() if name == HEADER}
     message.options.update(options)
     message.fail()
+
+
+def tell_retry(job: Job, decision: RetryAt) -> None:
+    """Log that a job is retried, as the stock `Retries` does."""
+    told = "Retrying message %r in %d milliseconds."
+    harmless(job, stock_logger.info, told, job.id, decision.delay * 1000)
 
 
 def tell_end(

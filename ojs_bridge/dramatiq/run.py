@@ -6,7 +6,7 @@ An exception keeps an actor from running, and a mark tells the consumer how a de
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from datetime import datetime
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..bridge import Bridge
 from ..engine.carrying import NotCarried, may_pass
 from ..engine.layers import TaskPolicy
 from ..engine.reservations import TakenOver
-from ..engine.runs import Admission, Drop, Lost, Onward, Postpone, Refuse, Run, Settlement
+from ..engine.runs import Admission, Drop, Held, Lost, Onward, Postpone, Refuse, Run, Settlement
 from ..engine.storage_retry import at_once
 from ..errors import InvalidRetryPolicy, InvalidState, StoreError, Unroutable
 from ..messages import HEADER
@@ -43,8 +43,8 @@ from .delivery import (
     mark_failed,
     publication,
     restore_arguments,
-    stock_logger,
     tell_end,
+    tell_retry,
 )
 from .keeping import GiveUp, Keeping, is_old
 from .publishing import READ, WISHING, NotSent, Outgoing, can_carry, carry_wishes, send_on
@@ -191,7 +191,6 @@ class ActorRun:
         Raises Skipped if the actor is not to run.
         """
         try:
-            # If anything breaks in before its end is known, the job goes back to its queue.
             self._delivery.settle(LATER)
             if task is not None:
                 return self._begin(task)
@@ -230,7 +229,7 @@ class ActorRun:
                 # An interrupt is meant for a job, and none has begun.
                 self._wait(RuntimeError(f"interrupted: {interrupt!r}"))
                 continue
-            if isinstance(admission, (Postpone, Drop)):
+            if isinstance(admission, (Postpone, Drop, Held)):
                 admission = self._put_aside(admission)
             if admission is not None:
                 self._delivery.admission = admission
@@ -278,33 +277,35 @@ class ActorRun:
             early = None if isinstance(job, InvalidState) else self._engine.early(job)
             if early is None:
                 break
-            refused = self._put_aside(early)
-            if refused is not None:
+            if refused := self._put_aside(early):
                 raise Skipped(Exit.DEAD, f"the job could not be begun: {refused.decision.reason}")
         if self._waited:
             self._keeping.begins(self._broker, self._proxy)
 
-    def _put_aside(self, admission: Postpone | Drop) -> Refuse | None:
-        """Send an early delivery on to its time, or drop a late copy; raises Skipped when that is done.
+    def _put_aside(self, admission: Postpone | Drop | Held) -> Refuse | None:
+        """Send an early job on, let a held one wait, or drop a late copy; raises Skipped when that is done.
 
-        Returns the refusal of a job that no message can carry; None after a pause if the broker took nothing.
+        Returns the refusal of a job that no message can carry; None after a pause if it has found no place.
         """
-        if isinstance(admission, Postpone):
-            try:
+        leaves = Exit.DROP
+        try:
+            if isinstance(admission, Held):
+                leaves = self._settle(self._engine.carrying.carry(admission.run, admission.decision, self))
+            elif isinstance(admission, Postpone):
                 sent = self._engine.carrying.postpone(admission, self)
-            except Exception as error:
-                logger.debug("job %s: could not be sent on", admission.job, exc_info=True)
-                self._wait(error)
-                return None
-            if isinstance(sent, Refuse):
-                return sent
-            self._proxy.options.update(sent.options)
-        # From now on nothing that breaks in may bring it back.
-        self._delivery.settle(Exit.DROP)
+                if isinstance(sent, Refuse):
+                    return sent
+                self._proxy.options.update(sent.options)
+        except Exception as error:  # noqa: BLE001 - the job waits in the worker
+            if isinstance(admission, Held):
+                self._engine.settling.release(admission.run)
+            self._wait(error)
+            return None
+        self._delivery.settle(leaves)  # nothing that breaks in may bring it back
         if self._waited:
             self._keeping.outage.over()
         self._proxy.options["store_results"] = False
-        raise Skipped(Exit.DROP, admission.reason)
+        raise Skipped(leaves, admission.reason)
 
     def _keeps(self, error: Exception) -> bool:
         """Wait before the store is asked again; False if this delivery was held for as long as it may be."""
@@ -444,7 +445,6 @@ class ActorRun:
         elif settlement.message is not None:
             self._proxy.options.update(settlement.message.options)
         if isinstance(decision, RetryAt):
-            with suppress(Exception):
-                stock_logger.info("Retrying message %r in %d milliseconds.", job.id, decision.delay * 1000)
+            tell_retry(job, decision)
         self._engine.settling.settle(run, decision)
         return leaves

@@ -93,9 +93,10 @@ class Settling:
             seconds = max((self._now() - run.began).total_seconds(), 0.0)
         elif isinstance(run, Run):
             seconds = time.monotonic() - run.since
-        if self._rates:
+        has_run = not (isinstance(decision, SnoozeUntil) and decision.hold)
+        if self._rates and has_run:
             harmless(job, self._rates.count, job, decision, seconds)
-        if self._instruments.all:
+        if self._instruments.all and has_run:
             harmless(job, self._instruments.concluded, run, decision, seconds)
         if self._events.listeners:
             limit = run.policy.max_attempts if isinstance(run, Run) else RetryPolicy().max_attempts
@@ -213,7 +214,8 @@ class Carrying:
     ) -> M:
         """Park a job or publish it, as its time asks for; if that fails, do the other. Return its message."""
         onward = Onward(job, self._storing.header(job), at, decision)
-        message, parks, failed = outlet.message(onward), self._storing.parks(at), None
+        is_held = isinstance(decision, SnoozeUntil) and bool(decision.hold)
+        message, parks, failed = outlet.message(onward), is_held or self._storing.parks(at), None
         for in_store in () if outlet.at_once else (parks, not parks):
             try:
                 if in_store:

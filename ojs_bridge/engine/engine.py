@@ -21,11 +21,12 @@ from . import events
 from .carrying import Carrying, Settling
 from .context import Context
 from .events import harmless
+from .holds import KnownHolds
 from .instruments import Instrument
 from .layers import Layers, TaskPolicy
 from .outbox import Outbox
 from .reservations import Reservations, Wait
-from .runs import Admission, DeadQueues, Drop, Lost, Postpone, Publisher, Refuse, Run
+from .runs import Admission, DeadQueues, Drop, Held, Lost, Postpone, Publisher, Refuse, Run
 from .storage_retry import Outage
 from .storing import Storing, job_of_parked
 
@@ -70,6 +71,7 @@ class Engine:
         self.settling = Settling(context, self.reservations, self.storing, reservation, park_after)
         self.carrying = Carrying(context, self.storing)
         self.outbox = Outbox(context, self.give_up)
+        self.holds = KnownHolds(store.documents, context.clock) if store else None
         #: Of the store or the broker: all threads of a worker tell of it in one line.
         self.outage = Outage()
         #: Whether nobody needs to know that a job has begun.
@@ -201,7 +203,7 @@ class Engine:
         wait: Wait | None = None,
         reserve: bool = True,
     ) -> Admission:
-        """Return whether a delivered job runs, waits, was lost, is a late copy, or cannot be read.
+        """Return whether a delivered job runs, is held, waits, was lost, is a late copy, or cannot be read.
 
         `job` is the job by its header, or the error in its header; `bare` is the job as the framework alone
         knows it. `publication` is the broker's name for the message, if it has one. A message is
@@ -220,6 +222,9 @@ class Engine:
                 admission = self.reservations.reserve(
                     admitted, _sender(job, bare, publication), can_wait=can_wait, wait=wait, gone=redelivered
                 )
+                hold = self.holds.of(admitted.job) if self.holds else None
+                if hold and isinstance(admission, Run):
+                    return Held(admission, hold.decision(admission.job, self.now()))
             if isinstance(admission, Run) and admission.job.operation:
                 self.settling.tell_operation(admission.job, None)
             if isinstance(admission, Run) and self.context.events.listeners:

@@ -85,6 +85,8 @@ def of(job: Job, decision: Decision, *, max_attempts: int, seconds: float, at: d
                 "delay_ms": round(decision.delay * 1000, 3),
                 "reason": decision.reason,
             }
+            if decision.hold:
+                return [_event("job.held", job, at, attempt=job.attempt, hold=decision.hold, **data)]
             return [_event("job.snoozed", job, at, **duration, **data)]
         case GiveBack():
             return [_event("job.released", job, at, **duration, reason=decision.reason)]
@@ -156,6 +158,12 @@ def pruned(count: int, at: datetime, *, policy: str) -> Event:
     return Event("dead_letter.pruned", "", at, {"count": count, "pruning_policy": policy})
 
 
+def paused(queue: str, at: datetime, *, is_over: bool) -> Event:
+    """Return the event of a queue that an operator has paused, or let go on."""
+    data = {"queue": queue}
+    return Event("queue.resumed", queue, at, data) if is_over else Event("queue.paused", queue, at, data)
+
+
 def cancelled(job: Job, at: datetime) -> Event:
     """Return the event of a parked job that an operator has cancelled."""
     return _event("job.cancelled", job, at, attempt=job.attempt)
@@ -199,7 +207,7 @@ def log(job: Job, decision: Decision) -> None:
         case RetryAt():
             level, word = logging.WARNING, "retrying"
         case SnoozeUntil():
-            level, word = logging.INFO, "snoozed"
+            level, word = logging.INFO, "held" if decision.hold else "snoozed"
         case GiveBack():
             level, word = logging.INFO, "given back"
         case Discarded():

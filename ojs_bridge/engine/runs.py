@@ -65,6 +65,24 @@ class Postpone:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """A hold keeps the reserved attempt from its begin: the handler does not run, and the job waits."""
+
+    run: Run
+    decision: SnoozeUntil
+
+    @property
+    def job(self) -> Job:
+        """The job that is held."""
+        return self.run.job
+
+    @property
+    def reason(self) -> str:
+        """Why the delivery does not run."""
+        return self.decision.reason
+
+
+@dataclass(frozen=True, slots=True)
 class Drop:
     """The delivery is a late copy of an attempt that was settled: acknowledge it, and do nothing else."""
 
@@ -81,7 +99,7 @@ class Refuse:
 
 
 #: An answer of the engine to a delivery.
-Admission: TypeAlias = Run | Lost | Postpone | Drop | Refuse
+Admission: TypeAlias = Run | Lost | Held | Postpone | Drop | Refuse
 
 
 class Message(Protocol):

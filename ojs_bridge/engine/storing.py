@@ -253,6 +253,7 @@ class Storing:
         is_new = (
             onward.decision is None and job.fence == 0 and getattr(admission, "reservation", None) is None
         )
+        is_held = isinstance(onward.decision, SnoozeUntil) and bool(onward.decision.hold)
         parked = Parked(
             id=job.id,
             key=job.key,
@@ -267,7 +268,7 @@ class Storing:
             reason=onward.decision.reason if onward.decision else DELAYED if is_new else EARLY,
             state=onward.header.state,
             message=message,
-            kind="scheduled" if is_new else "retry",
+            kind="held" if is_held else "scheduled" if is_new else "retry",
         )
         if put is not None:
             put(replace(parked, reason=TOGETHER))

@@ -16,6 +16,7 @@ from ..operations.groups import Mute
 from ..operations.health import Status
 from ..operations.operation import Jobs, JsonAction, State
 from ..operations.rates import InBroker
+from ..store import WaitingState
 
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 Time: TypeAlias = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
@@ -109,7 +110,7 @@ class WaitingMetadata(TypedDict):
 class Waiting(Job):
     """A parked retry, which is due at `next_retry_at`, or a scheduled job, which is due at `scheduled_at`."""
 
-    state: Literal["retryable", "scheduled"]
+    state: WaitingState
     next_retry_at: NotRequired[Time]
     scheduled_at: NotRequired[Time]
     metadata: WaitingMetadata
@@ -132,7 +133,7 @@ class JobDetail(Job):
     """A dead letter or a waiting job as the admin API details it."""
 
     specversion: Literal["1.0"]
-    state: Literal["discarded", "retryable", "scheduled"]
+    state: Literal["discarded"] | WaitingState
     created_at: Time | None
     discarded_at: NotRequired[Time]
     next_retry_at: NotRequired[Time]

@@ -23,6 +23,7 @@ from ..store import (
     Parked,
     ParkedPage,
     Stats,
+    WaitingState,
     counts_of,
     from_json,
     index_text,
@@ -118,7 +119,7 @@ class Whereabouts:
     entry: Letter | Parked
 
     @property
-    def state(self) -> Literal["discarded", "retryable", "scheduled"]:
+    def state(self) -> Literal["discarded"] | WaitingState:
         """The state in the specification's word: that of a dead letter is `discarded`."""
         return "discarded" if isinstance(self.entry, Letter) else STATES[self.entry.kind]
 

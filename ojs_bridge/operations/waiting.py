@@ -42,12 +42,13 @@ LOT = 100
 WORDS: Mapping[Kind | None, tuple[str, str]] = {
     "retry": ("parked retry", "parked retries"),
     "scheduled": ("scheduled job", "scheduled jobs"),
+    "held": ("held job", "held jobs"),
     None: ("waiting job", "waiting jobs"),
 }
 
 
 class Waiting:
-    """The jobs of a bridge that wait in the store: parked retries, scheduled jobs, or both.
+    """The jobs of a bridge that wait in the store: parked retries, scheduled jobs, held jobs, or all.
 
     Every method raises ConfigurationError when the bridge has no store.
     """
@@ -159,7 +160,7 @@ class Waiting:
         None for a filter of more than a queue, a type and a kind: only the broker has their arguments.
         """
         where = self._where(replace(where, **fields))
-        if where.kind == "scheduled":
+        if where.kind in ("scheduled", "held"):
             return InBroker()
         documents = self._context.store_for("waiting jobs").documents
         return in_broker(documents, self._context.clock(), where) if where.is_plain else None

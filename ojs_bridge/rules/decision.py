@@ -58,11 +58,15 @@ class DeadLettered:
 
 @dataclass(frozen=True, slots=True)
 class SnoozeUntil:
-    """Run the same attempt again, not before `at`; `delay` is in seconds."""
+    """Run the same attempt again, not before `at`; `delay` is in seconds.
+
+    The handler has asked for it, or a `hold`, which has this id, has kept the attempt from its begin.
+    """
 
     at: datetime
     delay: float
     reason: str
+    hold: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from .jobs import (
     ReservedRuns,
     Settle,
     Transaction,
+    WaitingState,
 )
 from .protocol import (
     MAX_NAMESPACE,
@@ -77,6 +78,7 @@ __all__ = [
     "Stats",
     "Store",
     "Transaction",
+    "WaitingState",
     "counts_of",
     "from_json",
     "from_ms",

@@ -13,8 +13,8 @@ from ..rules.fingerprint import is_fingerprint
 from ..rules.job import format_time, parse_time
 from ..rules.notations import check_pattern
 
-#: Why a job waits in the store: for its next attempt, or because its user has delayed it.
-Kind: TypeAlias = Literal["retry", "scheduled"]
+#: Why a job waits in the store: for its next attempt, because its user has delayed it, or in a hold.
+Kind: TypeAlias = Literal["retry", "scheduled", "held"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _TIMES = ("since", "until")

@@ -6,14 +6,15 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from ..messages import Reading, read_message, shown_errors
 from ..rules.job import Job, format_time
 from .filter import EVERYTHING, Filter, Kind
 
+WaitingState: TypeAlias = Literal["retryable", "scheduled", "pending"]
 #: The specification's word for the state of a parked job.
-STATES: Mapping[Kind, Literal["retryable", "scheduled"]] = {"retry": "retryable", "scheduled": "scheduled"}
+STATES: Mapping[Kind, WaitingState] = {"retry": "retryable", "scheduled": "scheduled", "held": "pending"}
 #: How long a settled reservation is remembered, so that a late copy of its message is dropped.
 KEEP = timedelta(days=1)
 #: How long a store remembers a reservation that nobody settles or extends, after it has expired.
@@ -154,7 +155,8 @@ class ReservedRuns(Protocol):
 class Parked:
     """A parked job: the scheduler publishes it when it is due, with its retry state and message.
 
-    `kind` says why it waits: a retry for its next attempt, a scheduled job because its user has delayed it.
+    `kind` says why it waits: a retry for its next attempt, a scheduled job because its user has delayed it, a
+    held job because a hold keeps its attempt from its begin.
     `id` is the job's id, `key` the key of its reservations, `attempt` the number of the next attempt, and
     `state` the job's `ojs` header as an object.
     """
@@ -195,7 +197,7 @@ class Parked:
         return read_message(self.message)
 
     def to_ojs(self) -> dict[str, Any]:
-        """Return the job in the shape of a dead letter's detail; its state is `retryable` or `scheduled`.
+        """Return the job in the shape of a dead letter's detail; its state is one of STATES.
 
         Its `attempt` is the next one, as in its header. A scheduled job is due at `scheduled_at`.
         """

@@ -257,7 +257,7 @@ def _jobs_of(events: Iterable[Event]) -> list[Job]:
     """Return the jobs that events tell of, in the order of their first events."""
     of_jobs: dict[str, list[Event]] = {}
     for event in events:
-        if event.subject:
+        if "job_type" in event.data:
             of_jobs.setdefault(event.subject, []).append(event)
     return [Job(id_, str(of_job[0].data["job_type"]), tuple(of_job)) for id_, of_job in of_jobs.items()]
 

@@ -74,7 +74,7 @@ def test_one_that_is_being_published(door: House) -> None:
 
 @pytest.mark.parametrize(
     "query",
-    ["limit=0", "cursor=made-up", "text=a&offset=1", "offset=-1", "group=0123456789abcdef", "kind=held"],
+    ["limit=0", "cursor=made-up", "text=a&offset=1", "offset=-1", "group=0123456789abcdef", "kind=kept"],
 )
 def test_a_query_that_is_wrong(door: House, query: str) -> None:
     assert door.client.get(f"{WAITING}?{query}").status_code == 400

@@ -73,7 +73,7 @@ parked = sa.Table(
     sa.Column("namespace", sa.String(64), primary_key=True),
     sa.Column("job_id", ID, nullable=False),
     sa.Column("fence", sa.BigInteger, nullable=False),
-    #: Why it waits: retry or scheduled.
+    #: Why it waits: retry, scheduled or held.
     sa.Column("kind", sa.String(32), nullable=False),
     sa.Column("framework", sa.String(MAX_TEXT), nullable=False),
     sa.Column("type", sa.String(MAX_TEXT), nullable=False),

@@ -1,0 +1,174 @@
+"""The holds of a fleet, as each process knows them, and the release of jobs that nothing holds any more."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+
+from ..errors import StoreError
+from ..rules.holds import Hold
+from ..rules.job import Job
+from ..store import KEEP, Document, Documents, Filter, Grant, Parked, Reservation, Settle, Store
+from .scheduler import AHEAD
+from .storage_retry import at_once
+from .storing import job_of_parked
+from .turns import Turns
+
+logger = logging.getLogger("ojs_bridge")
+
+#: The kind of the documents that are holds.
+KIND = "hold"
+#: The time of the document of a hold that is on: it is never old.
+ON = datetime.max.replace(microsecond=0)
+#: For how long a process trusts what it has read, and how long a thread waits for the first reading, in
+#: seconds.
+FRESH, FIRST_SECONDS = 1.0, 5.0
+#: For how long the store keeps a hold that has ended.
+KEPT = timedelta(hours=1)
+#: How often a worker looks for held jobs that nothing holds any more, and for how long it moves them in one
+#: go, in seconds.
+RELEASE_SECONDS, GO_SECONDS = 2.0, 20.0
+#: How long after the end of a hold it begins to look, and how long it looks for more: workers that have read
+#: the holds before would hold a job again, or hold it still.
+BEGINS, LOOKS_FOR = timedelta(seconds=2), timedelta(seconds=8)
+_PAGE = 500
+_ANY_TIME = timedelta(days=3650)
+
+
+def read(documents: Documents) -> Sequence[Hold]:
+    """Return the holds that are on, and those that have ended lately; raises StoreError."""
+    page = documents.list(KIND, limit=_PAGE, cursor=None)
+    return [Hold.from_json(document.body) for document in page.documents]
+
+
+def write(documents: Documents, hold: Hold) -> None:
+    """Write a hold in place of an earlier one of its id; raises StoreError."""
+    at = hold.ended_at or ON.replace(tzinfo=hold.since.tzinfo)
+    body = {**hold.to_json(), "by_request": uuid.uuid4().hex}
+    while True:
+        known = documents.get(KIND, hold.id)
+        if documents.write(Document(KIND, hold.id, at, body, known.revision + 1 if known else 1)):
+            return
+
+
+class KnownHolds:
+    """The holds as this process knows them: it reads them when a job begins, at most once a second."""
+
+    def __init__(self, documents: Documents, clock: Callable[[], datetime]) -> None:
+        self._documents, self._clock = documents, clock
+        #: The holds, and those of them about the jobs of a type and a queue: both change in one step.
+        self._known: tuple[Sequence[Hold], dict[tuple[str, str], Sequence[Hold]]] = ((), {})
+        self._due = 0.0
+        self._reading = threading.Lock()
+
+    def of(self, job: Job) -> Hold | None:
+        """Return the hold of a job, if any; never raises.
+
+        While the store is away, the holds are those that were read last.
+        """
+        # One thread reads. At the first time the others wait for it, and later they go on with what is known.
+        if time.monotonic() >= self._due and self._reading.acquire(timeout=0 if self._due else FIRST_SECONDS):
+            try:
+                self._read()
+            finally:
+                self._reading.release()
+        kind, (known, by_kind) = (job.type, job.queue), self._known
+        if (holds := by_kind.get(kind)) is None:
+            holds = by_kind[kind] = [hold for hold in known if hold.covers(*kind)]
+        if not holds:
+            return None
+        now = self._clock()
+        return next((hold for hold in holds if hold.is_on(now) and hold.holds(job)), None)
+
+    def forget(self) -> None:
+        """Read the holds again when the next job begins: this process has changed them."""
+        self._due = 0.0
+
+    def _read(self) -> None:
+        if time.monotonic() < self._due:
+            return
+        try:
+            with at_once():
+                known = read(self._documents)
+        except StoreError as error:
+            logger.debug("the holds are those that were read last: %r", error)
+        else:
+            if known != self._known[0]:
+                self._known = known, {}
+        self._due = time.monotonic() + FRESH
+
+
+class Releaser:
+    """Makes held jobs due that nothing holds any more; one worker of the fleet does it at a time."""
+
+    def __init__(self, store: Store, clock: Callable[[], datetime]) -> None:
+        self._store, self._clock = store, clock
+        self._holder = uuid.uuid4().hex
+        #: The holds for which all held jobs were looked at.
+        self._done = ""
+        #: The jobs that have a turn, and when.
+        self._turns: dict[Reservation, datetime] = {}
+
+    def release(self) -> None:
+        """Look at the held jobs if the holds have changed since all were looked at; raises StoreError."""
+        now = self._clock()
+        holds = read(self._store.documents)
+        ends = [hold.ended_at or hold.until for hold in holds if not hold.is_on(now)]
+        latest = max((at for at in ends if at), default=None)
+        if latest and now < latest + BEGINS:
+            return
+        key = repr(sorted((hold.id, hold.since, hold.is_on(now), hold.ended_at) for hold in holds))
+        if key == self._done:
+            return
+        reservation = Reservation(f"ojs-bridge:release:{uuid.uuid5(uuid.NAMESPACE_OID, key)}", 0)
+        reservations, until = self._store.reservations, now + timedelta(seconds=3 * GO_SECONDS)
+        asked = reservations.reserve(
+            reservation, publication="", holder=self._holder, mark=uuid.uuid4().hex, now=now, until=until
+        )
+        if asked.grant is Grant.HELD:
+            return
+        settle = Settle(reservation, self._holder, now + KEEP)
+        if asked.grant is not Grant.SETTLED:
+            moved = self._look(holds, now)
+            if moved or (latest and now < latest + LOOKS_FOR):
+                reservations.release(settle)
+                return
+            reservations.settle(settle)
+        self._done, self._turns = key, {}
+        self._store.documents.forget(KIND, before=now - KEPT)
+
+    def _look(self, holds: Sequence[Hold], now: datetime) -> int:
+        """Make jobs due that nothing holds; return how many."""
+        moved, ends, cursor = 0, time.monotonic() + GO_SECONDS, None
+        parked = self._store.parked
+        while time.monotonic() < ends:
+            page = parked.list(Filter(kind="held"), limit=_PAGE, cursor=cursor)
+            for job in page.jobs:
+                moved += self._is_moved(job, holds, now)
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        return moved
+
+    def _is_moved(self, parked: Parked, holds: Sequence[Hold], now: datetime) -> bool:
+        job = job_of_parked(parked)
+        its = [hold for hold in holds if hold.covers(job.type, job.queue) and hold.holds(job)]
+        if any(hold.is_on(now) for hold in its):
+            return False
+        # Without a rate they go in the order in which they came.
+        it = Reservation(parked.key, parked.fence)
+        at = self._turns.get(it, parked.parked_at)
+        rates = {hold.rate: hold.id for hold in its if hold.rate}
+        if rates and it not in self._turns:
+            slowest = min(rates)
+            turns = Turns(self._store.documents, f"hold:{rates[slowest]}", slowest)
+            # A scheduler that claims a job after its time publishes it beside the next ones.
+            times = turns.take(1, now=self._clock() + AHEAD, within=_ANY_TIME)
+            if times is None:
+                return True  # many take turns at this moment
+            at = self._turns[it] = times[0]
+        return parked.next_retry_at != at and self._store.parked.reschedule(parked, at)

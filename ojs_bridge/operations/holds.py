@@ -1,0 +1,127 @@
+"""Pauses: an operator holds jobs of a type, a queue or an error type, and lets them go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from ..engine import holds
+from ..engine.context import Context
+from ..engine.events import paused
+from ..errors import HoldNotFound
+from ..rules.holds import Hold
+from ..rules.job import format_time
+from ..rules.notations import rate_at
+from ..store import Documents, Filter
+from .audit import Actor, Audit, uninterrupted
+from .waiting import due_from
+
+#: What the jobs of a pause have in common.
+SELECTORS = ("type", "queue", "error_type")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A hold that is on, and how many jobs of its type and its queue are held, by it or by another hold."""
+
+    hold: Hold
+    held: int
+
+    def to_ojs(self) -> dict[str, Any]:
+        """Return the hold in JSON."""
+        fields = {name: getattr(self.hold, name) for name in ("id", "reason", "by", *SELECTORS)}
+        until = format_time(self.hold.until) if self.hold.until else None
+        return {**fields, "since": format_time(self.hold.since), "until": until, "held": self.held}
+
+
+class Holds:
+    """The holds of a fleet. Every method raises StoreError, and ConfigurationError without a store."""
+
+    def __init__(self, context: Context, known: holds.KnownHolds | None) -> None:
+        self._context = context
+        self._known = known
+        self._audit = Audit(context)
+
+    def list(self) -> Sequence[Shown]:
+        """Return the holds that are on, the oldest first."""
+        store, now = self._context.store_for("holds"), self._context.clock()
+        on = [hold for hold in holds.read(store.documents) if hold.is_on(now)]
+        return [
+            Shown(hold, store.parked.count(Filter(hold.queue, hold.type, kind="held")))
+            for hold in sorted(on, key=lambda hold: hold.since)
+        ]
+
+    @uninterrupted()
+    def pause(
+        self,
+        type: str | None = None,  # noqa: A002 - the spec's word
+        *,
+        queue: str | None = None,
+        error_type: str | None = None,
+        reason: str = "",
+        until: datetime | None = None,
+    ) -> Hold:
+        """Hold the jobs that have a type, a queue, and a type of the last error: `*` is all jobs.
+
+        Jobs that run, run on. Raises ValueError if nothing is named, and for an invalid pattern or time.
+        """
+        now, documents = self._context.clock(), self._context.store_for("holds").documents
+        if type is None and queue is None and error_type is None:
+            raise ValueError("type: a pause needs a type, a queue or an error type; '*' is every type")
+        if until is not None and due_from(until) <= now:
+            raise ValueError(f"until: {until} is in the past")
+        by = Actor.current().name
+        named = {"type": type, "queue": queue, "error_type": error_type}
+        said = {name: text for name, text in named.items() if text is not None}
+        id_ = f"pause:{','.join(f'{name}={text}' for name, text in said.items())}"
+        of = f"the pause of {by} since {format_time(now)}{f' ({reason})' if reason else ''}"
+        hold = Hold(id_, of, now, by, type, queue, error_type, until and due_from(until))
+        with self._audit.recording("hold.pause", hold=id_, until=until and format_time(until), reason=reason):
+            self._write(documents, hold)
+        self._tell(hold)
+        return hold
+
+    @uninterrupted()
+    def resume(
+        self,
+        type: str | None = None,  # noqa: A002 - the spec's word
+        *,
+        queue: str | None = None,
+        error_type: str | None = None,
+        id: str | None = None,  # noqa: A002 - the name of the field
+        rate: str | float | None = None,
+    ) -> Hold:
+        """End the pause of this type, queue and error type, or of this id; return it.
+
+        What it has held goes on in its order, no faster than `rate`, such as `50/s` or `100/m`. Raises
+        HoldNotFound, and ConfigurationError for a rate that is none.
+        """
+        now, documents = self._context.clock(), self._context.store_for("holds").documents
+        pace = None if rate is None else rate_at("rate", rate)
+        wanted = {"type": type, "queue": queue, "error_type": error_type}
+        for hold in holds.read(documents):
+            ours = hold.id == id or (id is None and all(getattr(hold, n) == v for n, v in wanted.items()))
+            if ours and hold.is_on(now):
+                break
+        else:
+            what = id or ", ".join(f"{name} {text!r}" for name, text in wanted.items() if text) or "nothing"
+            on = ", ".join(shown.hold.id for shown in self.list()) or "none"
+            raise HoldNotFound(f"there is no pause of {what}; there are: {on}")
+        ended = replace(hold, ended_at=now, rate=pace)
+        with self._audit.recording("hold.resume", hold=hold.id, rate=rate):
+            self._write(documents, ended)
+        self._tell(ended)
+        return ended
+
+    def _write(self, documents: Documents, hold: Hold) -> None:
+        holds.write(documents, hold)
+        if self._known:
+            self._known.forget()
+
+    def _tell(self, hold: Hold) -> None:
+        """Tell of a whole queue, in the specification's words; of any other pause the audit tells."""
+        if hold.queue and not (hold.type or hold.error_type):
+            is_over = hold.ended_at is not None
+            self._context.emit(paused(hold.queue, hold.ended_at or hold.since, is_over=is_over))

@@ -1,0 +1,77 @@
+"""Holds: why jobs may not begin now. A held job uses no attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from .decision import SnoozeUntil, later
+from .job import Job, format_time, parse_time
+from .notations import check_pattern, matches
+
+#: After how long a held job asks again, whatever has become of its hold.
+ASK_AGAIN = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A hold of the jobs that have its type, its queue, and the type of the last error: each where it is set.
+
+    `type` and `error_type` are patterns. `reason` is a part of a sentence: "held by {reason}". `by` is the
+    operator's name. It ends by itself at `until`. It may have ended at `ended_at`; then what it held goes on,
+    so many jobs a second as `rate` says. Raises ValueError that names the field, the value and the rule.
+    """
+
+    id: str
+    reason: str
+    since: datetime
+    by: str = ""
+    type: str | None = None
+    queue: str | None = None
+    error_type: str | None = None
+    until: datetime | None = None
+    ended_at: datetime | None = None
+    rate: float | None = None
+
+    def __post_init__(self) -> None:
+        check_pattern("type", self.type)
+        check_pattern("error_type", self.error_type)
+        if self.queue is not None and not (self.queue and isinstance(self.queue, str)):
+            raise ValueError(f"queue: {self.queue!r} must be the name of a queue")
+
+    def is_on(self, now: datetime) -> bool:
+        """Return whether it holds jobs now."""
+        return self.ended_at is None and (self.until is None or now < self.until)
+
+    def covers(self, type_: str, queue: str) -> bool:
+        """Return whether it is about the jobs of a type and a queue, some of them at the least."""
+        return self.queue in (None, queue) and (self.type is None or matches(type_, self.type))
+
+    def holds(self, job: Job) -> bool:
+        """Return whether it is about a job, of whose type and queue it is."""
+        if self.error_type is None:
+            return True
+        last = str(job.errors[-1].get("type")) if job.errors else ""
+        return bool(last) and matches(last, self.error_type)
+
+    def decision(self, job: Job, now: datetime) -> SnoozeUntil:
+        """Return until when a job waits: not beyond its expiry, at which its framework drops it."""
+        ends = [now + ASK_AGAIN, *(at for at in (self.until, job.expires) if at)]
+        at = later(max(min(ends), now), 0)
+        return SnoozeUntil(at, (at - now).total_seconds(), f"held by {self.reason}", hold=self.id)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields that are set, with times as texts."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        shown = {name: format_time(at) if isinstance(at, datetime) else at for name, at in fields.items()}
+        return {name: value for name, value in shown.items() if value not in (None, "")}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Hold:
+        """Return the hold that `to_json` has written; a newer version may have written more fields."""
+        known = {name: value for name, value in fields.items() if name in cls.__slots__}
+        for name in {"since", "until", "ended_at"} & known.keys():
+            known[name] = parse_time(known[name])
+        return cls(**known)
