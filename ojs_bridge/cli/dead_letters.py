@@ -56,15 +56,13 @@ from .operations import carry_out
 from .printing import (
     Listing,
     answer,
-    brief_time_of,
-    brief_type,
+    listing,
     plain,
     progress_bar,
     replaced,
     say,
     show,
     show_json,
-    table,
     time_of,
 )
 
@@ -388,27 +386,17 @@ def unmute(*, place: Place, fingerprint: Fingerprint, as_json: AsJson = False) -
 
 def _table(groups: Sequence[ErrorGroup]) -> Listing:
     headings = ("group", "letters", "first seen (UTC)", "last seen", "deaths", "types", "queues", "error")
-    brief = ("group", "letters", "last seen", "type", "error")
-    return Listing(table(headings, map(_row, groups)), table(brief, map(_brief_row, groups)))
+    return listing(headings, map(_row, groups), ("group", "letters", "last seen", "types", "error"))
 
 
 def _row(shown: ErrorGroup) -> tuple[object, ...]:
     group = shown.group
-    times = (time_of(group.first_at), time_of(group.last_at))
     touched = (", ".join(group.types), ", ".join(group.queues))
-    return (group.fingerprint, group.count, *times, sparkline(group.deaths), *touched, _error(shown))
-
-
-def _brief_row(shown: ErrorGroup) -> tuple[object, ...]:
-    group = shown.group
-    seen, of_type = brief_time_of(group.last_at), brief_type(", ".join(group.types))
-    return (group.fingerprint, group.count, seen, of_type, _error(shown))
-
-
-def _error(shown: ErrorGroup) -> str:
     muted = f"(muted by {shown.mute.by}) " if shown.mute else ""
     place = f" ({plain(shown.frame)})" if shown.frame else ""
-    return f"{muted}{plain(shown.group.sample.error_type)}: {plain(shown.pattern)}{place}"
+    error = f"{muted}{plain(group.sample.error_type)}: {plain(shown.pattern)}{place}"
+    seen = (group.first_at, group.last_at, sparkline(group.deaths))
+    return (group.fingerprint, group.count, *seen, *touched, error)
 
 
 def sparkline(counts: Sequence[int]) -> str:

@@ -24,11 +24,9 @@ from .commands import show_entries
 from .printing import (
     Listing,
     answer,
-    brief_ids,
-    brief_time_of,
-    brief_type,
     counted,
     error_in_words,
+    listing,
     plain,
     progress_bar,
     table,
@@ -134,21 +132,14 @@ def letter_count(number: int) -> str:
 
 def letters_table(letters: Sequence[Letter]) -> Listing:
     """Return a table of dead letters."""
-    ids = brief_ids([letter.id for letter in letters])
-    return Listing(
-        table(("id", "died (UTC)", "type", "queue", "attempts", "error"), map(_row, letters)),
-        table(("id", "died (UTC)", "type", "error"), map(_brief_row, ids, letters)),
-    )
+    headings = ("id", "died (UTC)", "type", "queue", "attempts", "error")
+    return listing(headings, map(_row, letters), ("id", "died (UTC)", "type", "error"))
 
 
 def _row(letter: Letter) -> tuple[object, ...]:
-    attempts, died = attempts_in_words(letter.attempt, letter.max_attempts, "/"), time_of(letter.discarded_at)
-    return (letter.id, died, letter.type, letter.queue, attempts, error_in_words(letter.errors))
-
-
-def _brief_row(brief_id: str, letter: Letter) -> tuple[object, ...]:
-    died = brief_time_of(letter.discarded_at)
-    return (brief_id, died, brief_type(letter.type), error_in_words(letter.errors))
+    attempts = attempts_in_words(letter.attempt, letter.max_attempts, "/")
+    error = error_in_words(letter.errors)
+    return (letter.id, letter.discarded_at, letter.type, letter.queue, attempts, error)
 
 
 def show_letters(letters: Iterable[Letter], where: str = "", *, as_json: bool) -> None:

@@ -162,31 +162,40 @@ class Listing:
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Rows:
     """Return a table; the first cell of each row is its name."""
-    return Rows(
-        headings,
-        [
-            [Text(f"{x:,}", justify="right") if isinstance(x, int) else Text(plain(x)) for x in row]
-            for row in rows
-        ],
-    )
+    return Rows(headings, [[*map(_cell, row)] for row in rows])
 
 
-def brief_ids(ids: Sequence[str]) -> list[str]:
-    """Return the beginnings that tell ids apart: of all the same length, eight characters at least."""
-    different, size = len({*ids}), 8
-    while len({one[:size] for one in ids}) < different:
+def _cell(value: object) -> Text:
+    if isinstance(value, int):
+        return Text(f"{value:,}", justify="right")
+    return Text(time_of(value) if isinstance(value, datetime) else plain(value))
+
+
+def listing(headings: Sequence[str], rows: Iterable[Sequence[object]], brief: Sequence[str]) -> Listing:
+    """Return a table of rows; a screen that is too narrow has the `brief` columns alone.
+
+    There ids have the beginnings that tell them apart, of eight characters at least, and types their ends.
+    """
+    cells = [dict(zip(headings, row, strict=True)) for row in rows]
+    ids, size = {str(row.get("id")) for row in cells}, 8
+    while len({one[:size] for one in ids}) < len(ids):
         size += 1
-    return [one[:size] for one in ids]
+
+    def cut(heading: str, value: object) -> object:
+        if isinstance(value, datetime):
+            return brief_time_of(value)
+        text = str(value)
+        if heading.startswith("type") and len(text) > _READABLE:
+            return f"…{text[1 - _READABLE :]}"
+        return text[:size] if heading == "id" else value
+
+    shown = ([cut(name, row[name]) for name in brief] for row in cells)
+    return Listing(table(headings, ([*row.values()] for row in cells)), table(brief, shown))
 
 
 def brief_time_of(at: datetime | None) -> str:
     """Return a time in UTC without its year and its seconds."""
     return time_of(at)[5:16]
-
-
-def brief_type(name: str) -> str:
-    """Return the end of a job type's name, which says the most."""
-    return name if len(name) <= _READABLE else f"…{name[1 - _READABLE :]}"
 
 
 def error_in_words(errors: Sequence[Mapping[str, Any]]) -> str:

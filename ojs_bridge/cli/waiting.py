@@ -40,11 +40,9 @@ from .operations import carry_out
 from .printing import (
     Listing,
     answer,
-    brief_ids,
-    brief_time_of,
-    brief_type,
     counted,
     error_in_words,
+    listing,
     progress_bar,
     say,
     show,
@@ -210,27 +208,14 @@ def drain(
 
 
 def _table(jobs: Sequence[Parked]) -> Listing:
-    ids = brief_ids([parked.id for parked in jobs])
     headings = ("id", "kind", "due (UTC)", "type", "queue", "attempt", "reason", "error")
-    return Listing(
-        table(headings, map(_row, jobs)),
-        table(("id", "kind", "due (UTC)", "type", "error"), map(_brief_row, ids, jobs)),
-    )
+    return listing(headings, map(_row, jobs), ("id", "kind", "due (UTC)", "type", "error"))
 
 
 def _row(parked: Parked) -> tuple[object, ...]:
+    at, error = parked.next_retry_at, error_in_words(parked.errors)
     attempt = attempts_in_words(parked.attempt, parked.max_attempts, "/")
-    due = time_of(parked.next_retry_at)
-    return (parked.id, parked.kind, due, parked.type, parked.queue, attempt, parked.reason, _error(parked))
-
-
-def _brief_row(brief_id: str, parked: Parked) -> tuple[object, ...]:
-    due = brief_time_of(parked.next_retry_at)
-    return (brief_id, parked.kind, due, brief_type(parked.type), _error(parked) or parked.reason)
-
-
-def _error(parked: Parked) -> str:
-    return error_in_words(parked.state.get("errors", ()))
+    return (parked.id, parked.kind, at, parked.type, parked.queue, attempt, parked.reason, error)
 
 
 def _show_drained(drained: Drained) -> None:

@@ -79,27 +79,16 @@ def of(job: Job, decision: Decision, *, max_attempts: int, seconds: float, at: d
         case Complete():
             return [_event("job.completed", job, at, **duration)]
         case SnoozeUntil():
-            due = format_time(decision.at)
-            data = {
-                "next_retry_at": due,
-                "delay_ms": round(decision.delay * 1000, 3),
-                "reason": decision.reason,
-            }
             if decision.hold:
-                return [_event("job.held", job, at, attempt=job.attempt, hold=decision.hold, **data)]
-            return [_event("job.snoozed", job, at, **duration, **data)]
+                return [
+                    _event("job.held", job, at, attempt=job.attempt, hold=decision.hold, **_wait(decision))
+                ]
+            return [_event("job.snoozed", job, at, **duration, **_wait(decision))]
         case GiveBack():
             return [_event("job.released", job, at, **duration, reason=decision.reason)]
         case RetryAt():
             failed = _failed(job, decision.failure, at, duration, retryable=True)
-            due = format_time(decision.at)
-            data = {
-                "max_attempts": max_attempts,
-                "next_retry_at": due,
-                "delay_ms": round(decision.delay * 1000, 3),
-                "error": _error(decision.failure),
-                "reason": decision.reason,
-            }
+            data = {"max_attempts": max_attempts, "error": _error(decision.failure), **_wait(decision)}
             return [failed, _event("job.retrying", job, at, **duration, **data)]
         case Discarded() | DeadLettered():
             retryable = decision.cause == "exhausted"
@@ -107,6 +96,11 @@ def of(job: Job, decision: Decision, *, max_attempts: int, seconds: float, at: d
             return [failed, *_ended(job, decision, at, duration)]
         case _:
             assert_never(decision)
+
+
+def _wait(decision: RetryAt | SnoozeUntil) -> dict[str, Any]:
+    delay = round(decision.delay * 1000, 3)
+    return {"next_retry_at": format_time(decision.at), "delay_ms": delay, "reason": decision.reason}
 
 
 def _error(failure: Failure) -> dict[str, str]:

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypeAlias
 
@@ -274,13 +274,8 @@ def _backlog(backlogs: Mapping[str, Sequence[Backlog]], workers: Workers) -> Che
     facts = {
         "depth": sum(each.depth for _, each in rows),
         "queues": [
-            {
-                "framework": framework,
-                "queue": each.queue,
-                "depth": each.depth,
-                "oldest_at": format_time(each.oldest_at) if each.oldest_at else None,
-            }
-            for framework, each in rows
+            {"framework": name, **asdict(each), "oldest_at": each.oldest_at and format_time(each.oldest_at)}
+            for name, each in rows
         ],
     }
     if not backlogs:
