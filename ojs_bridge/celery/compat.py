@@ -70,11 +70,7 @@ _TRANSPORT, _MEMORY = "kombu.transport.virtual:Transport", "kombu.transport.memo
 tasks = minor("_tasks", _APP, "look a task up while its app is not finalized")
 task_from_fun = vital("_task_from_fun", _APP, "adopt the tasks that are defined after `install`")
 pending_tasks = minor("_pending", _APP, "adopt the tasks that are made after `install`")
-when_made = minor(
-    "__then__",
-    "celery.local:PromiseProxy",
-    "adopt the tasks that are made after `install`",
-)
+when_made = minor("__then__", "celery.local:PromiseProxy", "adopt the tasks that are made after `install`")
 warn_duplicate_task_name = minor(
     "_warn_duplicate_task_name", _APP, "name the user's line in Celery's warning of a taken name", since="5.7"
 )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -28,7 +27,7 @@ from ..adapters import parameters_of
 from ..bridge import Bridge
 from ..engine.events import harmless
 from ..engine.layers import TaskPolicy
-from ..engine.runs import Run
+from ..engine.runs import Run, run_of
 from ..engine.storing import Keeping, cancel, job_of_parked
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState, StoreError
 from ..messages import CREATED, HEADER, IN_OPTION, OUTBOX_OPTION
@@ -143,7 +142,8 @@ class Delays:
         at = at or engine.now()
         # An id that its user has chosen may be that of another job that waits.
         mark, is_chosen = uuid.uuid4().hex, bool(options.get("task_id"))
-        run = self._run(wire, mark if is_chosen else "", created_at=engine.now(), publication=mark)
+        run = self._run(wire, mark if is_chosen else "")
+        run = run._replace(job=run.job._replace(created_at=engine.now(), publication=mark))
         kept = self._keeping(wire, run.job.type)
         if transaction is not None:
             engine.storing.schedule(run, at, NAME, kept, partial(engine.outbox.put, transaction))
@@ -231,7 +231,7 @@ class Delays:
         says = getattr(task, "ojs_park_delays", None), self.parks, self.bridge.settings.park_delays
         return next(said for said in says if said is not None)
 
-    def _run(self, wire: Wire, chain: str, **sent: Any) -> Run:
+    def _run(self, wire: Wire, chain: str) -> Run:
         """Return the run that a message is for; raises InvalidState and InvalidRetryPolicy."""
         headers, app = wire.headers, self.app
         bare = Job(
@@ -241,14 +241,8 @@ class Delays:
             created_at=wires.time_in(app, headers.get(CREATED)),
             expires=wires.time_in(app, headers.get("expires")),
         )
-        job = decoded(headers.get(HEADER), bare)
-        if isinstance(job, InvalidState):
-            raise job
-        if not (job.chain or job.next_retry_at):
-            job = job._replace(chain=chain)
-        job = job._replace(**sent)
-        task = self.policy(compat.task_in(compat.tasks(app), job.type)).of_job(job.retry)
-        return Run(job, task.policy, task, time.monotonic())
+        task = self.policy(compat.task_in(compat.tasks(app), bare.type))
+        return run_of(decoded(headers.get(HEADER), bare), chain, task)
 
     def _keeping(self, wire: Wire, name: str) -> Keeping:
         task = compat.task_in(compat.tasks(self.app), name)

@@ -319,10 +319,7 @@ class Wish:
             "ignore_result": headers.get("ignore_result"),
             "queue": wire.queue if wire.exchange.startswith(DELAYED) else None,
         }
-        usual = {
-            "serializer": task.serializer or conf.task_serializer,
-            "ignore_result": task.ignore_result,
-        }
+        usual = {"serializer": task.serializer or conf.task_serializer, "ignore_result": task.ignore_result}
         options = {name: value for name, value in kept.items() if value not in (None, usual.get(name))}
         options = {**({} if request.is_eager else options), **self.options}
         signature = task.signature_from_request(

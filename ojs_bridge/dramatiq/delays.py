@@ -10,7 +10,6 @@ import functools
 import hashlib
 import logging
 import os
-import time
 import uuid
 from collections import OrderedDict
 from datetime import datetime, timedelta
@@ -21,7 +20,7 @@ from dramatiq.broker import Broker
 from dramatiq.common import dq_name, q_name
 
 from ..bridge import Bridge
-from ..engine.runs import Run
+from ..engine.runs import Run, run_of
 from ..engine.storing import Keeping
 from ..errors import InvalidRetryPolicy, InvalidState, StoreError
 from ..messages import HEADER, IN_OPTION, OUTBOX_OPTION
@@ -195,13 +194,8 @@ class Delays:
         options = {name: value for name, value in delayed.options.items() if name != "eta"}
         plain = dataclasses.replace(delayed, queue_name=q_name(delayed.queue_name), options=options)
         job = job_of(plain, bare_job(plain, max_age(self._broker, plain)))
-        if isinstance(job, InvalidState):
-            raise job
-        if not (job.chain or job.next_retry_at):
-            job = job._replace(chain=chain)
-        task = self._actors.tasks.get(job.type) or self._actors.undeclared
-        task = self._actors.of_message(task, plain).of_job(job.retry)
-        return Run(job, task.policy, task, time.monotonic()), plain
+        task = self._actors.tasks.get(plain.actor_name) or self._actors.undeclared
+        return run_of(job, chain, self._actors.of_message(task, plain)), plain
 
     def _keeping(self, plain: Message[Any]) -> Keeping:
         return lambda header: Outgoing(plain.copy(options={HEADER: header.state}), self._broker).kept()

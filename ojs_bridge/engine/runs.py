@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypedDict, TypeVar
 
-from ..errors import InvalidRetryPolicy
+from ..errors import InvalidRetryPolicy, InvalidState
 from ..messages import OWN_META
 from ..rules.decision import DeadLettered, Decision, RetryAt, SnoozeUntil
 from ..rules.failures import Failure, Snoozed
@@ -32,6 +33,19 @@ class Run(NamedTuple):
     reservation: Reservation | None = None
     abandoned: bool = False
     began: datetime | None = None
+
+
+def run_of(job: Job | InvalidState, chain: str, task: TaskPolicy) -> Run:
+    """Return the run of a job that is sent, with the settings of its task; one that waited has its chain.
+
+    Raises the InvalidState of a job that cannot be read, and InvalidRetryPolicy.
+    """
+    if isinstance(job, InvalidState):
+        raise job
+    task = task.of_job(job.retry)
+    if not (job.chain or job.next_retry_at):
+        job = job._replace(chain=chain)
+    return Run(job, task.policy, task, time.monotonic())
 
 
 @dataclass(frozen=True, slots=True)

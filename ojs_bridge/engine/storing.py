@@ -162,12 +162,7 @@ class Storing:
         return True
 
     def bury(
-        self,
-        run: Run | Refuse,
-        job: Job,
-        decision: DeadLettered,
-        framework: str,
-        message: Mapping[str, Any],
+        self, run: Run | Refuse, job: Job, decision: DeadLettered, framework: str, message: Mapping[str, Any]
     ) -> None:
         """Write a dead letter to the store with the job's whole history (DLQ-001, DLQ-002).
 

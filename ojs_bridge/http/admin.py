@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from importlib import metadata
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal, cast, get_args
 
 from pydantic import Field
 from starlette.requests import Request
@@ -31,6 +31,7 @@ from .requests import (
     Numbered,
     RatesQuery,
     Since,
+    Unknown,
 )
 from .routes import Operation, answers
 from .shapes import Count
@@ -131,7 +132,7 @@ class Admin:
     def jobs(self, query: JobsQuery) -> JobsPage:
         """List what waits, the next one due first, and dead letters after it, by numbered pages."""
         page = self._page(query, Filter(query.queue, query.type), query.state)
-        if query.state not in (None, "discarded", *_KINDS):
+        if query.state in get_args(Unknown):
             page["note"] = f"the store knows no {query.state} jobs: it has what waits and what died"
         return page
 

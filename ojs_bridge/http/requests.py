@@ -196,17 +196,17 @@ class AdminQuery(Numbered, Counted):
     state: Literal["discarded"] | None = None
 
 
+#: The specification's words for the states that the store knows, and for the others.
+Known: TypeAlias = Literal["scheduled", "retryable", "discarded"]
+Unknown: TypeAlias = Literal["available", "pending", "active", "completed", "cancelled"]
+
+
 class JobsQuery(Numbered):
     """A numbered page of jobs; the order is that of the store."""
 
     queue: Word | None = None
     type: Pattern | None = None
-    state: (
-        Literal[
-            "scheduled", "retryable", "discarded", "available", "pending", "active", "completed", "cancelled"
-        ]
-        | None
-    ) = None
+    state: Literal[Known, Unknown] | None = None
     sort: Literal["scheduled_at"] | None = None
     order: Literal["asc"] | None = None
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from typing_extensions import Unpack
 
@@ -36,7 +36,6 @@ MANY = 10_000
 SAVED, LOOKED = 1.0, 2.0
 #: The newest jobs with an outcome that are looked at, and the fewest from which a share is taken.
 WATCHED, ENOUGH = 200, 20
-Entries_co = TypeVar("Entries_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,16 +231,6 @@ class Operations:
         return Preview(types.total(), types, now)
 
 
-class _Paged(Protocol[Entries_co]):
-    """Dead letters, or waiting jobs, in pages that each have the cursor after them."""
-
-    def pages(self, where: Filter, cursor: str | None) -> Iterator[tuple[Entries_co, str | None]]: ...
-
-    def pages_of_ids(
-        self, ids: Sequence[str], cursor: str | None
-    ) -> Iterator[tuple[Entries_co, str | None]]: ...
-
-
 class _Stopped(Exception):
     """The operation ends before its end."""
 
@@ -299,7 +288,7 @@ class Running:
                 pages = ([each for each in page if each.next_retry_at != due] for page in pages)
             self._waiting.change_pages(pages, due, self._note)
 
-    def _pages(self, source: _Paged[Entries_co]) -> Iterator[Entries_co]:
+    def _pages(self, source: DeadLetters | Waiting) -> Iterator[Sequence[Any]]:
         """Yield pages of letters or jobs from the cursor on; the cursor moves when a page is done."""
         asked = self._now
         if asked.ids is None:

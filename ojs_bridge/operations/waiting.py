@@ -272,10 +272,7 @@ class Draining:
     """A drain of the jobs whose types match one of the patterns `tasks`, or of all jobs."""
 
     def __init__(
-        self,
-        context: Context,
-        tasks: Sequence[str],
-        progress: Callable[[int], object] = lambda _: None,
+        self, context: Context, tasks: Sequence[str], progress: Callable[[int], object] = lambda _: None
     ) -> None:
         self._context, self._publishers = context, context.publishers
         self._parked = context.store_for("waiting jobs").parked
