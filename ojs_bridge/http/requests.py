@@ -197,8 +197,8 @@ class AdminQuery(Numbered, Counted):
 
 
 #: The specification's words for the states that the store knows, and for the others.
-Known: TypeAlias = Literal["scheduled", "retryable", "discarded"]
-Unknown: TypeAlias = Literal["available", "pending", "active", "completed", "cancelled"]
+Known: TypeAlias = Literal["scheduled", "retryable", "pending", "discarded"]
+Unknown: TypeAlias = Literal["available", "active", "completed", "cancelled"]
 
 
 class JobsQuery(Numbered):

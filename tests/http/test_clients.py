@@ -289,12 +289,14 @@ def test_the_admin_ui_lists_jobs(kind: str, request: pytest.FixtureRequest) -> N
     [job] = door.client.get(f"{ADMIN}/jobs", params={**soonest_first, "per_page": 1}).json()["items"]
     assert job == door.client.get(f"{ADMIN}/jobs/s-0").json()
     assert (job["created_at"], job["state"]) == (format_time(now), "scheduled")
+    door.park("h-1", kind="held")
+    assert listed(state="pending")[0] == ["h-1"]
 
 
 def test_a_state_that_the_store_does_not_know(door: House) -> None:
     """The list is empty and says why; what the specification does not know is refused."""
     door.park("r-1")
-    for state in ("available", "pending", "active", "completed", "cancelled"):
+    for state in ("available", "active", "completed", "cancelled"):
         answer = door.client.get(f"{ADMIN}/jobs", params={"state": state}, headers=UI).json()
         assert (answer["items"], answer["pagination"]["total"], state in answer["note"]) == ([], 0, True)
     assert "note" not in door.client.get(f"{ADMIN}/jobs", params={"state": "discarded"}).json()
