@@ -242,7 +242,7 @@ class Carrying:
         """Return the job as it goes on, or as it ends: with its failure recorded (spec section 10)."""
         match decision:
             case SnoozeUntil():
-                return job.snoozed(decision.at)
+                return job.snoozed(decision.at, decision.hold if decision.is_turn else "")
             case RetryAt() | Discarded() | DeadLettered():
                 next_at = decision.at if isinstance(decision, RetryAt) else None
                 trace = self._instruments.traceparent() if self._instruments.all else None

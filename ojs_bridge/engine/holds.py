@@ -156,6 +156,8 @@ class Releaser:
 
     def _is_moved(self, parked: Parked, holds: Sequence[Hold], now: datetime) -> bool:
         job = job_of_parked(parked)
+        if job.turn:
+            return False
         its = [hold for hold in holds if hold.covers(job.type, job.queue) and hold.holds(job)]
         if any(hold.is_on(now) for hold in its):
             return False

@@ -60,13 +60,15 @@ class DeadLettered:
 class SnoozeUntil:
     """Run the same attempt again, not before `at`; `delay` is in seconds.
 
-    The handler has asked for it, or a `hold`, which has this id, has kept the attempt from its begin.
+    The handler has asked for it, or a `hold`, which has this id, has kept the attempt from its begin. Then
+    `at` may be the job's turn.
     """
 
     at: datetime
     delay: float
     reason: str
     hold: str = ""
+    is_turn: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,8 @@ class Job(NamedTuple):
     At `expires` the framework would drop the message unrun. `fence` grows with every retry, snooze and
     replay: a message with a lower fence is a late copy. `chain` tells jobs apart that a user has sent under
     one id. `operation` is the bulk operation that has replayed the job last, if any. `publication` is the
-    mark of a message that its user has sent to the store, and not to the broker; a retry has none.
+    mark of a message that its user has sent to the store, and not to the broker; a retry has none. `turn` is
+    the id of the hold for whose turn the job has waited.
     """
 
     id: str
@@ -60,6 +61,7 @@ class Job(NamedTuple):
     chain: str = ""
     operation: str = ""
     publication: str = ""
+    turn: str = ""
 
     @property
     def key(self) -> str:
@@ -115,11 +117,12 @@ class Job(NamedTuple):
             next_retry_at=next_at,
             fence=self.fence + 1,
             publication="",
+            turn="",
         )
 
-    def snoozed(self, at: datetime) -> Job:
-        """Return the job as a snooze publishes it: the same attempt, due at a time."""
-        return self._replace(next_retry_at=at, fence=self.fence + 1, publication="")
+    def snoozed(self, at: datetime, turn: str = "") -> Job:
+        """Return the job as a snooze publishes it: the same attempt, due at a time, perhaps in its turn."""
+        return self._replace(next_retry_at=at, fence=self.fence + 1, publication="", turn=turn)
 
     def waiting(self, at: datetime) -> Job:
         """Return the job of this delivery, put off until a time."""
@@ -135,6 +138,7 @@ class Job(NamedTuple):
             fence=self.fence + 1,
             operation=operation,
             publication="",
+            turn="",
         )
 
 
@@ -190,7 +194,7 @@ def _state(job: Job, errors: tuple[ErrorEntry, ...]) -> dict[str, Any]:
         state["retry"] = dict(job.retry)
     if errors:
         state["errors"] = list(errors)
-    for name in ("errors_dropped", "replay_count", "chain", "operation", "publication"):
+    for name in ("errors_dropped", "replay_count", "chain", "operation", "publication", "turn"):
         if value := getattr(job, name):
             state[name] = value
     for name in ("next_retry_at", "created_at"):
@@ -264,6 +268,7 @@ _KINDS = {
     "chain": str,
     "operation": str,
     "publication": str,
+    "turn": str,
 }
 _COUNT = f"an integer from 0 to {MAX_COUNT}"
 
@@ -312,6 +317,7 @@ def decode(state: object, job: Job) -> Job:
         fields.get("chain", job.chain),
         fields.get("operation", ""),
         fields.get("publication", ""),
+        fields.get("turn", ""),
     )
 
 

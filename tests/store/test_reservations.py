@@ -466,3 +466,15 @@ def test_what_a_killed_worker_leaves_behind(url: str, store: Store) -> None:
             claimed = store.letters.claim([key], now=NOW, seconds=9)
             assert grant is LOST or store.letters.delete([key], claimed.claim) == 1
             store.reservations.release(over(0, SECOND, key=key))
+
+
+def test_what_is_under_way_is_neither_settled_nor_expired(store: Store) -> None:
+    """Of many, whoever holds them."""
+    for n in range(400):
+        reserve(store, key=f"j-{n}")
+    store.reservations.settle(over(key="j-1"))
+    asked = [*(Reservation(f"j-{n}", 0) for n in range(400)), Reservation("j-2", 1), Reservation("none", 0)]
+    under_way = store.reservations.under_way(asked, now=after(1))
+    assert {*under_way} == {*asked[:400]} - {Reservation("j-1", 0)}
+    assert [*store.reservations.under_way(asked, now=after(3600))] == []
+    assert [*store.reservations.under_way([], now=after(1))] == []

@@ -90,6 +90,13 @@ class RedisReservedRuns:
         words: list[Word] = [holder, end, end + OUTLIVE_MS, *map(_fence, reservations)]
         return [reservations[n] for n in self._server.run("extend", self._keys(*reservations), words)]
 
+    def under_way(self, reservations: Sequence[Reservation], *, now: datetime) -> Sequence[Reservation]:
+        """Return those that are neither settled nor expired."""
+        if not reservations:
+            return []
+        words: list[Word] = [to_ms(now), *map(_fence, reservations)]
+        return [reservations[n] for n in self._server.run("under_way", self._keys(*reservations), words)]
+
     def settle(self, settle: Settle) -> bool:
         """Mark a reservation as settled; False when the record has another fence or holder."""
         return not self.settle_all([settle])

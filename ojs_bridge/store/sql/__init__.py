@@ -13,8 +13,9 @@ from ..protocol import MEMORY, Store
 from . import transactions
 from .database import Database
 from .documents import SQLDocuments
-from .jobs import SQLParkedJobs, SQLReservedRuns
+from .jobs import SQLParkedJobs
 from .letters import SQLLetters
+from .reservations import SQLReservedRuns
 
 __all__ = ["MemoryStore", "SQLStore"]
 

@@ -28,7 +28,7 @@ from ..records import (
 )
 from .database import Database
 from .groups import GroupsQuery, chosen
-from .jobs import settling
+from .reservations import settling
 from .statements import (
     INSERTS,
     Insert,

@@ -1,0 +1,56 @@
+"""A shared rate: no more begin than it allows, and each job gets its turn."""
+
+from __future__ import annotations
+
+import heapq
+from datetime import datetime, timedelta, timezone
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ojs_bridge.rules.rates import TOLERANCE, Pace
+
+NOW = datetime(2026, 11, 28, tzinfo=timezone.utc)
+SECOND = timedelta(seconds=1)
+
+
+def test_the_first_begins_at_once_and_each_other_has_its_turn() -> None:
+    pace, turns = Pace(NOW, NOW), []
+    for _ in range(4):
+        pace, turn = pace.next(NOW, SECOND)
+        turns.append(turn)
+    assert turns == [None, NOW + SECOND, NOW + 2 * SECOND, NOW + 3 * SECOND]
+
+
+def test_who_comes_to_a_turn_goes_before_who_has_none() -> None:
+    pace = Pace(NOW, NOW + 5 * SECOND)
+    assert pace.next(NOW, SECOND)[1] == NOW + 5 * SECOND
+    assert pace.next(NOW, SECOND, has_turn=True)[1] is None
+
+
+@given(
+    came=st.lists(st.floats(0, 20), min_size=1, max_size=60),
+    late=st.lists(st.floats(0, 15), min_size=1, max_size=10),
+    every=st.floats(0.05, 3),
+)
+def test_no_more_begin_than_the_rate_allows_and_all_begin(
+    came: list[float], late: list[float], every: float
+) -> None:
+    """Jobs come in any order, and late to their turns."""
+    length, pace, began = timedelta(seconds=every), Pace(NOW, NOW), list[datetime]()
+    comes = [(NOW + timedelta(seconds=at), number, False) for number, at in enumerate(came)]
+    heapq.heapify(comes)
+    for step in range(60 * len(came)):
+        if not comes:
+            break
+        now, number, has_turn = heapq.heappop(comes)
+        pace, turn = pace.next(now, length, has_turn=has_turn)
+        if turn is None:
+            began.append(now)
+        else:
+            delay = timedelta(seconds=late[step % len(late)])
+            heapq.heappush(comes, (turn + delay, number, True))
+    assert len(began) == len(came)
+    for at, first in enumerate(began):
+        for count, last in enumerate(began[at + 1 :], 1):
+            assert last - first >= count * length - TOLERANCE - timedelta(microseconds=count)
