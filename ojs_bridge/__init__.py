@@ -35,6 +35,8 @@ from .operations.replaying import Bulk, ReplayRule
 from .operations.retention import Retention
 from .operations.waiting import Drained
 from .rules.backoff import Intervals, Jitter, Seeded
+from .rules.breaker import Breaker
+from .rules.dependencies import Dependency
 from .rules.failures import HandlerFailed
 from .rules.policy import PartialPolicy, RetryPolicy
 from .rules.responses import DeadLetter, Discard, Fail, OJSError, Response, Retry, Snooze
@@ -69,11 +71,13 @@ def __getattr__(name: str) -> object:
 
 
 __all__ = [
+    "Breaker",
     "Bridge",
     "BridgeError",
     "Bulk",
     "ConfigurationError",
     "DeadLetter",
+    "Dependency",
     "Discard",
     "Drained",
     "ErrorGroup",

@@ -28,6 +28,7 @@ from .operations.replaying import ReplayRule
 from .operations.retention import PERIOD as PRUNE_PERIOD
 from .operations.retention import Retention
 from .operations.waiting import Waiting
+from .rules.dependencies import Dependencies, Dependency
 from .rules.failures import Errors
 from .rules.policy import PartialPolicy
 from .store import KINDS, STATES, Filter, Store
@@ -47,6 +48,8 @@ class Bridge:
         errors: error types by exception class, as `standard_errors()` has them; an error type may come with a
             response code.
         listeners: callables, each of which is called with every Event, on a thread of its own.
+        dependencies: what jobs need that may fail, each a `Dependency`; while the breaker of one is open, its
+            jobs are held.
         namespace: the name that this bridge's records have in a store that several fleets share.
         history: how many errors a job's message carries; the store keeps the older ones.
         header_budget: how many bytes a job's retry state may take of its message.
@@ -83,6 +86,7 @@ class Bridge:
         errors: Errors | None = None,
         listeners: Sequence[Listener] | None = None,
         *,
+        dependencies: Sequence[Dependency] | None = None,
         namespace: str | None = None,
         history: int | None = None,
         header_budget: int | None = None,
@@ -106,6 +110,7 @@ class Bridge:
             retry=retry,
             errors=errors,
             listeners=listeners,
+            dependencies=dependencies,
             history=history,
             header_budget=header_budget,
             reservation=reservation,
@@ -149,6 +154,7 @@ class Bridge:
             context,
             retry=settings.retry,
             errors=settings.errors,
+            dependencies=Dependencies(settings.dependencies),
             reservation=settings.reservation,
             park_after=settings.park_after,
             fail_open=settings.fail_open,

@@ -12,6 +12,8 @@ from typing import Any
 HEADER = "ojs"
 #: The option of a sender that carries a job's own partial policy.
 RETRY_OPTION = "ojs_retry"
+#: The option of a task or an actor that names the dependencies of its jobs.
+DEPENDS_OPTION = "ojs_depends"
 #: The option of a send that names the connection in whose transaction the job is sent; and that of a task or
 #: an actor whose jobs are sent in the transaction that there is.
 IN_OPTION, OUTBOX_OPTION = "ojs_in", "ojs_outbox"

@@ -16,7 +16,8 @@ from ..bridge import Bridge
 from ..config.policies import MISNAMED, PoliciesOrFile
 from ..engine.layers import RetryOn, RetryOnLike
 from ..errors import ConfigurationError, InvalidRetryPolicy
-from ..messages import OUTBOX_OPTION, RETRY_OPTION
+from ..messages import DEPENDS_OPTION, OUTBOX_OPTION, RETRY_OPTION
+from ..rules.dependencies import DependsLike
 from ..rules.failures import ErrorMap, Errors
 from ..rules.policy import PartialPolicy, RetryPolicy, check_errors, check_partial
 from . import compat
@@ -46,7 +47,7 @@ logger = logging.getLogger("ojs_bridge")
 #: The method of Django's task class that sends a job after a commit: such a class needs one base more.
 _ON_COMMIT = "apply_async_on_commit"
 #: The options of a task that are the bridge's.
-_OWN = (RETRY_OPTION, "ojs_retry_on", "ojs_errors", "ojs_park_delays", OUTBOX_OPTION)
+_OWN = (RETRY_OPTION, "ojs_retry_on", "ojs_errors", "ojs_park_delays", OUTBOX_OPTION, DEPENDS_OPTION)
 _MISNAMED = MISNAMED - {"retry"} | set(_OWN)
 
 
@@ -255,6 +256,7 @@ def ojs_task(
     errors: Errors | None = None,
     park_delays: bool | None = None,
     outbox: bool | None = None,
+    depends: DependsLike = None,
     base: type[Task] | None = None,
     **options: Any,
 ) -> BindingDecorator: ...
@@ -270,6 +272,7 @@ def ojs_task(
     errors: Errors | None = None,
     park_delays: bool | None = None,
     outbox: bool | None = None,
+    depends: DependsLike = None,
     base: type[Task] | None = None,
     **options: Any,
 ) -> Decorator: ...
@@ -283,6 +286,7 @@ def ojs_task(
     errors: Errors | None = None,
     park_delays: bool | None = None,
     outbox: bool | None = None,
+    depends: DependsLike = None,
     base: type[Task] | None = None,
     **options: Any,
 ) -> Any:
@@ -290,12 +294,13 @@ def ojs_task(
 
     `retry_on` says which failures are retried: `"failure"`, all that are not non-retryable; `"asked"`, those
     for which the task's code asks; or exception classes, and what the code asks for. `park_delays` and
-    `outbox` are those of the bridge, for this task. `options` are Celery's own. Raises InvalidRetryPolicy,
+    `outbox` are those of the bridge, for this task. `depends` names the dependencies of its jobs, one or
+    several. `options` are Celery's own. Raises InvalidRetryPolicy,
     and ConfigurationError for an invalid error map or `retry_on` and for Celery's own retry options, which
     would retry beside the policy.
     """
     if app is not None and not isinstance(app, Celery):
-        options.update(park_delays=park_delays, outbox=outbox)
+        options.update(park_delays=park_delays, outbox=outbox, depends=depends)
         return ojs_task(retry=retry, retry_on=retry_on, errors=errors, base=base, **options)(app)
     if not _MISNAMED.isdisjoint(options):
         _refuse_misnamed(options)
@@ -311,7 +316,7 @@ def ojs_task(
             raise ConfigurationError(f"task {name}: @ojs_task takes the place of @app.task and @shared_task")
         refuse_native(name, base or getattr(app, "Task", Task), options)
         settings = {**options, "ojs_retry": retry, "ojs_retry_on": retry_on, "ojs_errors": errors}
-        settings.update({"ojs_park_delays": park_delays, OUTBOX_OPTION: outbox})
+        settings.update({"ojs_park_delays": park_delays, OUTBOX_OPTION: outbox, DEPENDS_OPTION: depends})
         if app is None:
             return _shared(fun, base, settings)
         own = prepare(app)

@@ -23,10 +23,11 @@ from ..adapters.terms import Canary, Terms, misnamed
 from ..bridge import Bridge
 from ..config.policies import MISNAMED, Installed, Policies
 from ..config.settings import the_retry
+from ..engine.engine import Engine
 from ..engine.layers import Layers, TaskPolicy
 from ..engine.threads import cached
 from ..errors import ConfigurationError, InvalidRetryPolicy
-from ..messages import CREATED, HEADER, IN_OPTION, RETRY_OPTION
+from ..messages import CREATED, DEPENDS_OPTION, HEADER, IN_OPTION, RETRY_OPTION
 from ..rules.failures import TIMEOUT, WORKER_DEATH, Mapped
 from ..rules.job import Job, count_of, decoded, format_time
 from ..rules.policy import AnyPartial, check_errors
@@ -203,7 +204,9 @@ def task_policy(app: Celery, task: Task | None) -> TaskPolicy:
         try:
             said = getattr(task, RETRY_OPTION, None), getattr(task, "ojs_retry_on", None)
             layers = own.terms.policies.layers("task", task.name, task.ojs_native or Layers(), *said)
-            policy = attach(app).engine.task(
+            engine = attach(app).engine
+            _declare(engine, task)
+            policy = engine.task(
                 layers,
                 errors=getattr(task, "ojs_errors", None),
                 reserved=WORKER_ERRORS,
@@ -218,6 +221,13 @@ def task_policy(app: Celery, task: Task | None) -> TaskPolicy:
             policy = kept.policy
         kept = own.settings[task.name] = Settings(task, options, policy)
     return kept.policy
+
+
+def _declare(engine: Engine, task: Task) -> None:
+    try:
+        engine.dependencies.declare(task.name, getattr(task, DEPENDS_OPTION, None))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"task {task.name}: {error}") from None
 
 
 def _read_retry_option(app: Celery) -> None:

@@ -20,6 +20,7 @@ from ..config.policies import MISNAMED
 from ..engine.layers import Layers, RetryOnLike
 from ..errors import ConfigurationError
 from ..messages import HEADER, RETRY_OPTION
+from ..rules.dependencies import DependsLike
 from ..rules.failures import Errors
 from ..rules.policy import PartialPolicy
 from . import compat
@@ -117,6 +118,7 @@ class Bridged:
     ojs_retry = cast("PartialPolicy | None", None)
     ojs_retry_on = cast("RetryOnLike | None", None)
     ojs_errors = cast("Errors | None", None)
+    ojs_depends = cast("DependsLike", None)
 
     def __init_subclass__(cls, **options: Any) -> None:
         # The user's hook does not hear of the class that `install` makes: it may refuse a second class.
@@ -282,7 +284,7 @@ class OJSTask(Bridged, ReplacedMethods):
     """The class of `@ojs_task`'s tasks: under the bridge, and `acks_late` unless the task says otherwise.
 
     Class attributes or task options: `ojs_retry`, a partial policy, `ojs_retry_on`, the failures that are
-    retried, and `ojs_errors`, an error map.
+    retried, `ojs_errors`, an error map, and `ojs_depends`, the names of the dependencies of its jobs.
     """
 
     abstract = True

@@ -18,6 +18,8 @@ from ..engine.storage_retry import INSISTING, POLLING, StorageRetry
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..operations.replaying import ReplayRule, checked
 from ..operations.retention import Retention
+from ..rules.breaker import Breaker
+from ..rules.dependencies import Dependencies, Dependency
 from ..rules.failures import Errors
 from ..rules.job import MAX_HEADER, MIN_HEADER_BUDGET, MIN_HISTORY
 from ..rules.notations import duration_at, rate_at
@@ -42,6 +44,7 @@ class Settings:
     retry: AnyPartial | None
     errors: Errors
     listeners: tuple[Callable[[events.Event], object], ...]
+    dependencies: tuple[Dependency, ...]
     history: int
     header_budget: int
     reservation: timedelta
@@ -71,6 +74,7 @@ def settings_of(**given: Any) -> Settings:
         retry=_retry(setting["retry"]),
         errors=_errors(setting["errors"]),
         listeners=_listeners(setting["listeners"]),
+        dependencies=_dependencies(setting["dependencies"]),
         history=_at_least(setting["history"], MIN_HISTORY, " (spec section 10.1)"),
         header_budget=_at_least(setting["header_budget"], MIN_HEADER_BUDGET, " bytes", MAX_HEADER),
         reservation=_length(setting["reservation"]),
@@ -155,6 +159,21 @@ def _listeners(given: Given) -> tuple[Callable[[events.Event], object], ...]:
         if not callable(listener):
             raise ConfigurationError(f"{given.place}: {listener!r} is not callable")
     return listeners
+
+
+def _dependencies(given: Given) -> tuple[Dependency, ...]:
+    said = given.value
+    with _at(given.place, "dependencies: "):
+        if not given.in_code and isinstance(said, list | tuple):
+            said = [one if isinstance(one, Dependency) else _dependency(one) for one in said]
+        return tuple(Dependencies(said).by_name.values())
+
+
+def _dependency(table: Any) -> Dependency:
+    said = {"name": "", **_table_of(Dependency, table)}
+    if isinstance(breaker := said.get("breaker"), Mapping):
+        said["breaker"] = Breaker(**_table_of(Breaker, breaker))
+    return Dependency(**said)
 
 
 def _at_least(given: Given, least: int, unit: str, most: int = LARGEST) -> int:

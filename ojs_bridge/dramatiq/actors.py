@@ -24,7 +24,7 @@ from ..bridge import Bridge
 from ..config.policies import MISNAMED
 from ..engine.layers import INTERVALS, WAITS, Layers, NativeJitter, TaskPolicy, in_ojs
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
-from ..messages import OUTBOX_OPTION, RETRY_OPTION
+from ..messages import DEPENDS_OPTION, OUTBOX_OPTION, RETRY_OPTION
 from ..rules.backoff import Rng
 from ..rules.job import Job
 from ..rules.notations import format_interval
@@ -110,6 +110,7 @@ class Actors:
             return
         self._backoffs[name] = {key: waits[key] for key in INTERVAL_OPTIONS & waits.keys()}
         try:
+            self._bridge.engine.dependencies.declare(name, options.get(DEPENDS_OPTION))
             native = self._native(options) if own is None else Layers(options=options_as_policy(options))
             task = self.tasks[name] = self._bridge.engine.task(
                 self._terms.policies.layers("actor", name, native, own, said),

@@ -21,7 +21,7 @@ from ..config.policies import MISNAMED, PoliciesOrFile
 from ..engine.events import strikes
 from ..engine.reservations import TakenOver
 from ..errors import ConfigurationError
-from ..messages import HEADER, OUTBOX_OPTION, RETRY_OPTION
+from ..messages import DEPENDS_OPTION, HEADER, OUTBOX_OPTION, RETRY_OPTION
 from . import compat
 from .actors import ERRORS_OPTION, NO_RETRIES, PARK_OPTION, RETRY_ON_OPTION, Actors, BootError
 from .brokers import kind_of
@@ -111,7 +111,7 @@ class OJSRetries(Retries):
     @property
     def actor_options(self) -> set[str]:
         """The options that actors may set, and those that are refused with the name of the right one."""
-        ours = RETRY_OPTION, RETRY_ON_OPTION, ERRORS_OPTION, PARK_OPTION, OUTBOX_OPTION
+        ours = RETRY_OPTION, RETRY_ON_OPTION, ERRORS_OPTION, PARK_OPTION, OUTBOX_OPTION, DEPENDS_OPTION
         return {*super().actor_options, *ours, *MISNAMED}
 
     def before_declare_actor(self, broker: Broker, actor: Actor[..., Any]) -> None:

@@ -13,6 +13,7 @@ from datetime import timedelta
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState, NotExpressible, StoreError
 from ..rules.backoff import Rng
 from ..rules.decision import DeadLettered, Decision, decide
+from ..rules.dependencies import Dependencies
 from ..rules.failures import MAX_MESSAGE, ErrorMap, Errors, Failure, Outcome, cut, outcome_of, safe_repr
 from ..rules.job import Header, Job, encode
 from ..rules.policy import AnyPartial, check_errors
@@ -48,6 +49,7 @@ class Engine:
         *,
         retry: AnyPartial | None,
         errors: Errors,
+        dependencies: Dependencies,
         reservation: timedelta,
         park_after: timedelta,
         fail_open: bool,
@@ -76,6 +78,8 @@ class Engine:
         self.outage = Outage()
         #: Whether nobody needs to know that a job has begun.
         self.is_silent = context.store is None and not context.events.listeners
+        #: The dependencies of each job type.
+        self.dependencies = dependencies
         self._retry = retry
         self._errors = errors
         self._rng: Rng = random

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ojs_bridge import Bridge, ReplayRule, Retention, StorageRetry, standard_errors
+from ojs_bridge import Breaker, Bridge, Dependency, ReplayRule, Retention, StorageRetry, standard_errors
 from ojs_bridge.config import policies, sources
 from ojs_bridge.config.settings import Settings, settings_of, the_policies
 from ojs_bridge.config.sources import SETTINGS
@@ -54,6 +54,7 @@ def test_without_any_of_them() -> None:
         retry=None,
         errors={},
         listeners=(),
+        dependencies=(),
         history=10,
         header_budget=16_384,
         reservation=timedelta(minutes=1),
@@ -101,6 +102,12 @@ READ: list[tuple[str, str, str, Any]] = [
         '[{"name": "mail", "queue": "mail", "delay": "PT5M"}, {"name": "all", "max_replays": 2}]',
         '[{name = "mail", queue = "mail", delay = "PT5M"}, {name = "all", max_replays = 2}]',
         (ReplayRule("mail", "mail", delay="PT5M"), ReplayRule("all", max_replays=2)),
+    ),
+    (
+        "dependencies",
+        '[{"name": "bank", "errors": ["bank.*"], "jobs": ["pay"], "breaker": {"least": 5}}]',
+        '[{name = "bank", errors = ["bank.*"], jobs = ["pay"], breaker.least = 5}]',
+        (Dependency("bank", ["bank.*"], ["pay"], Breaker(least=5)),),
     ),
     ("storage_retry", '{"max_attempts": 1}', "{max_attempts = 1}", StorageRetry(1)),
     (

@@ -1,0 +1,112 @@
+"""Dependencies: what jobs need that may fail, such as a bank's API; which of them a job has, and an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..errors import ConfigurationError
+from .breaker import Breaker
+from .notations import check_pattern, matches
+
+#: The `ojs_depends` of a task or an actor: the name of a dependency, or several.
+DependsLike: TypeAlias = "str | Sequence[str] | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Dependency:
+    """A dependency of jobs: it has the errors of some types, and the jobs of some types need it.
+
+    `errors` and `jobs` are lists of patterns, such as `external.stripe.*` and `billing.*`. A job may also say
+    with `ojs_depends` that it needs it. The `breaker` holds its jobs while it fails. Raises
+    ConfigurationError.
+    """
+
+    name: str
+    errors: Sequence[str] = ()
+    jobs: Sequence[str] = ()
+    breaker: Breaker | None = None
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.name, str) and self.name):
+            raise ConfigurationError(f"dependency: name: {self.name!r:.100} must be a name")
+        place = f"dependency {self.name!r}"
+        for field in ("errors", "jobs"):
+            patterns: object = getattr(self, field)
+            if isinstance(patterns, str) or not isinstance(patterns, Sequence):
+                raise ConfigurationError(f"{place}: {field}: {patterns!r:.100} must be a list of patterns")
+            try:
+                for pattern in patterns:
+                    check_pattern(f"{place}: {field}", "" if pattern is None else pattern)
+            except ValueError as error:
+                raise ConfigurationError(str(error)) from None
+            object.__setattr__(self, field, tuple(patterns))
+        if not (self.errors or self.jobs):
+            raise ConfigurationError(f"{place}: errors, jobs: at least one of them must have a pattern")
+        if self.breaker is not None and not isinstance(self.breaker, Breaker):
+            raise ConfigurationError(f"{place}: breaker: {self.breaker!r:.100} is not a Breaker")
+        if self.breaker and not self.errors:
+            raise ConfigurationError(
+                f"{place}: errors: a breaker needs the patterns of the errors that it counts"
+            )
+
+    def has_error(self, error_type: str) -> bool:
+        """Return whether an error type is one of its errors."""
+        return any(matches(error_type, pattern) for pattern in self.errors)
+
+
+class Dependencies:
+    """The dependencies of a fleet by name, and those of each job type. Raises ConfigurationError."""
+
+    def __init__(self, declared: Iterable[Dependency] = ()) -> None:
+        if isinstance(declared, str | Mapping) or not isinstance(declared, Iterable):
+            raise ConfigurationError(f"dependencies: {declared!r:.100} must be a list of Dependencies")
+        self.by_name: dict[str, Dependency] = {}
+        for one in declared:
+            if not isinstance(one, Dependency):
+                raise ConfigurationError(f"dependencies: {one!r:.100} is not a Dependency")
+            if one.name in self.by_name:
+                raise ConfigurationError(f"dependencies: two are called {one.name!r}")
+            self.by_name[one.name] = one
+        #: The job types that say themselves what they need.
+        self._said: dict[str, tuple[str, ...]] = {}
+        self._of_type: dict[str, tuple[Dependency, ...]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.by_name)
+
+    def declare(self, type_: str, depends: DependsLike) -> None:
+        """Take what a job type says with `ojs_depends`; raises ConfigurationError for an unknown name."""
+        names = tuple(depends) if isinstance(depends, list | tuple | set) else (depends,) if depends else ()
+        for name in names:
+            if not isinstance(name, str) or name not in self.by_name:
+                known = ", ".join(self.by_name) or "none"
+                raise ConfigurationError(
+                    f"ojs_depends: {name!r:.100} is not the name of a dependency; there are: {known}"
+                )
+        if names != self._said.get(type_, ()):
+            self._said[type_] = names
+            self._of_type.pop(type_, None)
+
+    def of_type(self, type_: str) -> tuple[Dependency, ...]:
+        """Return the dependencies of a job type, in the order in which they are declared."""
+        found = self._of_type.get(type_)
+        if found is None:
+            said = self._said.get(type_, ())
+            found = self._of_type[type_] = tuple(
+                one
+                for one in self.by_name.values()
+                if one.name in said or any(matches(type_, pattern) for pattern in one.jobs)
+            )
+        return found
+
+    def jobs_of(self, name: str) -> tuple[str, ...]:
+        """Return the patterns of the jobs that need a dependency, and the types that say so themselves."""
+        said = (type_ for type_, names in self._said.items() if name in names)
+        return (*self.by_name[name].jobs, *said)
+
+    def of_error(self, error_type: str, among: Iterable[Dependency] | None = None) -> Dependency | None:
+        """Return the first dependency, of some or of all, that has an error type; None if none has it."""
+        ones = self.by_name.values() if among is None else among
+        return next((one for one in ones if one.has_error(error_type)), None)

@@ -1,0 +1,79 @@
+"""Which dependencies a job has, and which one an error; what a dependency and a breaker refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ojs_bridge import Breaker, ConfigurationError, Dependency
+from ojs_bridge.rules.dependencies import Dependencies
+
+STRIPE = Dependency("stripe", errors=["external.stripe.*"], jobs=["billing.*", "refund"])
+MAIL = Dependency("mail", errors=["external.*"], jobs=["*.mail"])
+HAND = Dependency("by hand", errors=["database.*"])
+
+
+def test_a_job_has_dependencies_by_its_type_and_by_what_it_says() -> None:
+    known = Dependencies([STRIPE, MAIL, HAND])
+    known.declare("report", "by hand")
+    known.declare("billing.mail", ["by hand"])
+    assert known.of_type("billing.charge") == (STRIPE,)
+    assert known.of_type("billing.mail") == (STRIPE, MAIL, HAND)
+    assert known.of_type("report") == (HAND,)
+    assert known.of_type("other") == ()
+    assert known.jobs_of("by hand") == ("report", "billing.mail")
+    assert known.jobs_of("stripe") == ("billing.*", "refund")
+    known.declare("report", None)
+    assert known.of_type("report") == ()
+
+
+def test_the_first_dependency_that_has_an_error_type_has_it() -> None:
+    known = Dependencies([STRIPE, MAIL])
+    assert known.of_error("external.stripe.timeout") == STRIPE
+    assert known.of_error("external.stripe.timeout", [MAIL]) == MAIL
+    assert known.of_error("external.timeout") == MAIL
+    assert known.of_error("database.conflict") is None
+
+
+INVALID: list[tuple[Any, str]] = [
+    (lambda: Dependency(""), "dependency: name: '' must be a name"),
+    (lambda: Dependency("a"), "dependency 'a': errors, jobs: at least one of them must have a pattern"),
+    (lambda: Dependency("a", errors="x"), "dependency 'a': errors: 'x' must be a list of patterns"),
+    (lambda: Dependency("a", jobs=[""]), "dependency 'a': jobs: '' must be a name, or a pattern such as "),
+    (lambda: Dependency("a", jobs=[3]), "dependency 'a': jobs: 3 must be a name, or a pattern such as "),  # type: ignore[list-item]
+    (lambda: Dependency("a", ["x"], breaker=True), "dependency 'a': breaker: True is not a Breaker"),  # type: ignore[arg-type]
+    (
+        lambda: Dependency("a", jobs=["x"], breaker=Breaker()),
+        "dependency 'a': errors: a breaker needs the patterns of the errors that it counts",
+    ),
+    (lambda: Dependencies([STRIPE, STRIPE]), "dependencies: two are called 'stripe'"),
+    (lambda: Dependencies("stripe"), "dependencies: 'stripe' must be a list of Dependencies"),  # type: ignore[arg-type]
+    (lambda: Dependencies(["stripe"]), "dependencies: 'stripe' is not a Dependency"),  # type: ignore[list-item]
+    (
+        lambda: Dependencies([STRIPE, MAIL]).declare("a", "bank"),
+        "ojs_depends: 'bank' is not the name of a dependency; there are: stripe, mail",
+    ),
+    (
+        lambda: Dependencies().declare("a", 5),
+        "ojs_depends: 5 is not the name of a dependency; there are: none",
+    ),  # type: ignore[arg-type]
+    (lambda: Breaker(share=0), "breaker: share: 0 must be a number above 0, and at most 1"),
+    (lambda: Breaker(share=1.1), "breaker: share: 1.1 must be a number above 0, and at most 1"),
+    (lambda: Breaker(share="half"), "breaker: share: 'half' must be a number above 0, and at most 1"),  # type: ignore[arg-type]
+    (lambda: Breaker(least=0), "breaker: least: 0 must be an integer of at least 1"),
+    (lambda: Breaker(probes=0), "breaker: probes: 0 must be an integer of at least 1"),
+    (lambda: Breaker(probes=True), "breaker: probes: True must be an integer of at least 1"),
+    (lambda: Breaker(window="soon"), "breaker: window: 'soon' is not an ISO 8601 duration"),
+    (lambda: Breaker(window="PT2H"), "breaker: window: 'PT2H' must be at most PT1H"),
+    (lambda: Breaker(cool_down="PT0S"), "breaker: cool_down: 'PT0S' must be greater than zero"),
+    (lambda: Breaker(ramp="fast"), "breaker: ramp: 'fast' must be a rate, such as "),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), INVALID)
+def test_what_is_refused(make: Any, message: str) -> None:
+    """The error names field, value and rule."""
+    with pytest.raises(ConfigurationError) as error:
+        make()
+    assert str(error.value).startswith(message)
