@@ -12,7 +12,7 @@ from . import the_program
 
 
 def _command(name: str, does: str) -> click.Command:
-    """Return a command for Celery that hands its words on to one of our groups."""
+    """Return a command for Celery that hands its words on to one of ours, or to a group of ours."""
 
     @click.command(
         name,
@@ -33,3 +33,6 @@ dead_letters = _command("dead-letters", "Search, replay and delete dead letters.
 waiting = _command("waiting", "List, run, move and cancel all that waits in the store.")
 retries = _command("retries", "List, run, move and cancel the retries that wait in the store.")
 scheduled = _command("scheduled", "List, run, move and cancel the delayed jobs that wait in the store.")
+pause = _command("pause", "Hold jobs in the store: they do not begin.")
+resume = _command("resume", "End a pause: its jobs go on.")
+holds = _command("holds", "List what holds jobs.")

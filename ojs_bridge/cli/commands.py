@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Protocol, TypeAlias, TypeVar
 
 import typer
@@ -105,26 +105,34 @@ def group_of(name: str, does: str, *, add_completion: bool = False) -> typer.Typ
 
 
 def command(
-    group: typer.Typer, name: str, *, changes: bool = False, panel: str | None = None
+    group: typer.Typer,
+    name: str,
+    *,
+    changes: bool = False,
+    panel: str | None = None,
+    takes: Mapping[str, type] | None = None,
 ) -> Callable[[F], F]:
     """Add a function to a group of commands, in a panel of its help; the function returns the exit code.
 
     A command that changes something takes a reason for the audit. A parameter that is a dataclass stands for
-    its fields, which are options. typer does not offer that.
+    its fields, which are options; `takes` names a class with more of them. typer does not offer that.
     """
 
     def add(function: F) -> F:
         # A line of code is longer than one of a terminal, which breaks the paragraph anew.
         told = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(function) or "")
         add_to = group.command(name, cls=_Command, help=told, rich_help_panel=panel)
-        add_to(_flat(function, _REASON[:changes]))
+        add_to(_flat(function, _REASON[:changes], takes or {}))
         return function
 
     return add
 
 
-def _flat(function: Callable[..., int | None], more: Sequence[inspect.Parameter]) -> Callable[..., None]:
-    taken = inspect.signature(function, eval_str=True).parameters.values()
+def _flat(
+    function: Callable[..., int | None], more: Sequence[inspect.Parameter], takes: Mapping[str, type]
+) -> Callable[..., None]:
+    known = inspect.signature(function, eval_str=True).parameters.values()
+    taken = [p.replace(annotation=takes.get(p.name, p.annotation)) for p in known]
     groups: dict[str, Any] = {p.name: p.annotation for p in taken if dataclasses.is_dataclass(p.annotation)}
 
     def call(**given: Any) -> None:

@@ -18,7 +18,7 @@ from ..errors import ConfigurationError
 from ..operations.audit import Record
 from ..operations.health import SECONDS
 from . import __doc__ as about
-from . import dead_letters, operations, plan, policy, waiting
+from . import dead_letters, holds, operations, plan, policy, waiting
 from .commands import (
     ID_HELP,
     INCOMPLETE,
@@ -90,6 +90,11 @@ def job(
     answer(found.to_ojs(), *whereabouts(found), as_json=as_json)
 
 
+command(program, "pause", changes=True, panel=_RUNNING)(holds.pause)
+command(program, "resume", changes=True, panel=_RUNNING)(holds.resume)
+command(program, "holds", panel=_RUNNING)(holds.holds)
+
+
 @command(program, "serve", panel=_RUNNING)
 def serve(
     place: Place,
@@ -129,12 +134,11 @@ def run() -> None:
     program()
 
 
-def run_under_celery(app: Any, group: str, words: Sequence[str]) -> None:
-    """Run a command of a group with an app's own bridge, and exit."""
+def run_under_celery(app: Any, name: str, words: Sequence[str]) -> None:
+    """Run a command, or a command of a group, with an app's own bridge, and exit."""
     _escape_what_no_terminal_can_show()
     CELERY_APP.set(app)
-    [chosen] = (made for made in _GROUPS if made.info.name == group)
-    typer.main.get_command(chosen).main([*words], prog_name=f"celery {group}")
+    typer.main.get_group(program).commands[name].main([*words], prog_name=f"celery {name}")
 
 
 def _escape_what_no_terminal_can_show() -> None:

@@ -15,7 +15,7 @@ from ..operations.letters import Whereabouts
 from ..operations.operation import Action
 from ..operations.waiting import WORDS, Drained
 from ..rules.policy import attempts_in_words
-from ..store import Kind, Parked
+from ..store import KINDS, Kind, Parked
 from .commands import (
     ID_HELP,
     INCOMPLETE,
@@ -56,6 +56,13 @@ DONE: Mapping[Action, str] = {"run": "due", "move": "moved", "cancel": "cancelle
 
 
 @dataclass(frozen=True)
+class AnyChoice(Choice):
+    """The options that choose among all that waits."""
+
+    kind: Annotated[str | None, Option(help=f"Only of this kind: {', '.join(KINDS)}.")] = None
+
+
+@dataclass(frozen=True)
 class Which:
     """The ids that a command names, or `--all`, to which the filters belong; how it asks and answers."""
 
@@ -70,7 +77,7 @@ class Which:
         """Return whether the filters choose; raises ValueError for options that do not go together."""
         if bool(self.ids) == self.everything:
             raise ValueError(f"{name}: say which: ids, or --all with options such as --queue and --type")
-        if self.ids and chosen != Choice():
+        if self.ids and chosen != type(chosen)():
             raise ValueError(f"{name}: the options that say which go with --all, not with ids")
         return self.everything
 
@@ -81,10 +88,11 @@ class Waiting:
     def __init__(self, name: str, kind: Kind | None, does: str) -> None:
         self._kind, self._name, self._words = kind, name, WORDS[kind]
         self.group = group_of(name, does)
-        command(self.group, "list")(self.list)
+        takes = {"chosen": Choice if kind else AnyChoice}
+        command(self.group, "list", takes=takes)(self.list)
         command(self.group, "show")(self.show)
         for changes in (self.run, self.move, self.cancel):
-            command(self.group, changes.__name__, changes=True)(changes)
+            command(self.group, changes.__name__, changes=True, takes=takes)(changes)
 
     def list(
         self,
@@ -144,7 +152,7 @@ class Waiting:
         """Act on the jobs of some ids, or on all that the filters choose."""
         if which.are_filtered(action, chosen):
             bulk, where = place.bridge.operations, chosen.where(place.bridge.engine.now())
-            where = replace(where, kind=self._kind)
+            where = replace(where, kind=self._kind or where.kind)
             if number := bulk.count(action, where):
                 to = f" to {time_of(at)} UTC" if at else ""
                 question = f"{action.capitalize()} {counted(number, *self._words)} in {place}{to}?"

@@ -22,7 +22,7 @@ logger = logging.getLogger("ojs_bridge")
 
 #: The kind of the documents that are holds.
 KIND = "hold"
-#: The time of the document of a hold that is on: it is never old.
+#: The time of the document of a hold that has no end: it is never old.
 ON = datetime.max.replace(microsecond=0)
 #: For how long a process trusts what it has read, and how long a thread waits for the first reading, in
 #: seconds.
@@ -47,7 +47,7 @@ def read(documents: Documents) -> Sequence[Hold]:
 
 def write(documents: Documents, hold: Hold) -> None:
     """Write a hold in place of an earlier one of its id; raises StoreError."""
-    at = hold.ended_at or ON.replace(tzinfo=hold.since.tzinfo)
+    at = hold.ended_at or hold.until or ON.replace(tzinfo=hold.since.tzinfo)
     body = {**hold.to_json(), "by_request": uuid.uuid4().hex}
     while True:
         known = documents.get(KIND, hold.id)

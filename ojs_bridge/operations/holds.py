@@ -15,11 +15,8 @@ from ..rules.holds import Hold
 from ..rules.job import format_time
 from ..rules.notations import rate_at
 from ..store import Documents, Filter
-from .audit import Actor, Audit, uninterrupted
+from .audit import Actor, Audit, acting, uninterrupted
 from .waiting import due_from
-
-#: What the jobs of a pause have in common.
-SELECTORS = ("type", "queue", "error_type")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +28,7 @@ class Shown:
 
     def to_ojs(self) -> dict[str, Any]:
         """Return the hold in JSON."""
-        fields = {name: getattr(self.hold, name) for name in ("id", "reason", "by", *SELECTORS)}
-        until = format_time(self.hold.until) if self.hold.until else None
-        return {**fields, "since": format_time(self.hold.since), "until": until, "held": self.held}
+        return {**self.hold.to_ojs(), "held": self.held}
 
 
 class Holds:
@@ -65,20 +60,23 @@ class Holds:
     ) -> Hold:
         """Hold the jobs that have a type, a queue, and a type of the last error: `*` is all jobs.
 
-        Jobs that run, run on. Raises ValueError if nothing is named, and for an invalid pattern or time.
+        Jobs that run, run on. Without a `reason` it is that of the audit's actor. Raises ValueError if
+        nothing is named, and for an invalid pattern or time.
         """
         now, documents = self._context.clock(), self._context.store_for("holds").documents
         if type is None and queue is None and error_type is None:
             raise ValueError("type: a pause needs a type, a queue or an error type; '*' is every type")
         if until is not None and due_from(until) <= now:
             raise ValueError(f"until: {until} is in the past")
-        by = Actor.current().name
+        actor = Actor.current()
+        by, why = actor.name, reason or actor.reason
         named = {"type": type, "queue": queue, "error_type": error_type}
         said = {name: text for name, text in named.items() if text is not None}
         id_ = f"pause:{','.join(f'{name}={text}' for name, text in said.items())}"
-        of = f"the pause of {by} since {format_time(now)}{f' ({reason})' if reason else ''}"
-        hold = Hold(id_, of, now, by, type, queue, error_type, until and due_from(until))
-        with self._audit.recording("hold.pause", hold=id_, until=until and format_time(until), reason=reason):
+        of = f"the pause of {by} since {format_time(now)}{f' ({why})' if why else ''}"
+        hold = Hold(id_, of, now, by, why, type, queue, error_type, until and due_from(until))
+        ends = hold.until and format_time(hold.until)
+        with acting(replace(actor, reason=why)), self._audit.recording("hold.pause", hold=id_, until=ends):
             self._write(documents, hold)
         self._tell(hold)
         return hold
@@ -96,17 +94,19 @@ class Holds:
         """End the pause of this type, queue and error type, or of this id; return it.
 
         What it has held goes on in its order, no faster than `rate`, such as `50/s` or `100/m`. Raises
-        HoldNotFound, and ConfigurationError for a rate that is none.
+        HoldNotFound, ValueError if nothing is named, and ConfigurationError for a rate that is none.
         """
         now, documents = self._context.clock(), self._context.store_for("holds").documents
         pace = None if rate is None else rate_at("rate", rate)
         wanted = {"type": type, "queue": queue, "error_type": error_type}
+        if (id is None) is not any(value is not None for value in wanted.values()):
+            raise ValueError("id: name a pause by its id, or by its type, queue and error type")
         for hold in holds.read(documents):
             ours = hold.id == id or (id is None and all(getattr(hold, n) == v for n, v in wanted.items()))
             if ours and hold.is_on(now):
                 break
         else:
-            what = id or ", ".join(f"{name} {text!r}" for name, text in wanted.items() if text) or "nothing"
+            what = id or ", ".join(f"{name} {text!r}" for name, text in wanted.items() if text)
             on = ", ".join(shown.hold.id for shown in self.list()) or "none"
             raise HoldNotFound(f"there is no pause of {what}; there are: {on}")
         ended = replace(hold, ended_at=now, rate=pace)

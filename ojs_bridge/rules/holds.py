@@ -9,10 +9,14 @@ from typing import Any
 
 from .decision import SnoozeUntil, later
 from .job import Job, format_time, parse_time
-from .notations import check_pattern, matches
+from .notations import check_pattern, matches, spoken
 
 #: After how long a held job asks again, whatever has become of its hold.
 ASK_AGAIN = timedelta(minutes=10)
+#: After how long somebody may have forgotten a hold that is still on.
+LONG = timedelta(days=1)
+#: The most characters of the words of an operator.
+MAX_WHY = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +24,16 @@ class Hold:
     """A hold of the jobs that have its type, its queue, and the type of the last error: each where it is set.
 
     `type` and `error_type` are patterns. `reason` is a part of a sentence: "held by {reason}". `by` is the
-    operator's name. It ends by itself at `until`. It may have ended at `ended_at`; then what it held goes on,
-    so many jobs a second as `rate` says. Raises ValueError that names the field, the value and the rule.
+    operator's name, and `why` what the operator has said. It ends by itself at `until`. It may have ended at
+    `ended_at`; then what it held goes on, so many jobs a second as `rate` says. Raises ValueError that names
+    the field, the value and the rule.
     """
 
     id: str
     reason: str
     since: datetime
     by: str = ""
+    why: str = ""
     type: str | None = None
     queue: str | None = None
     error_type: str | None = None
@@ -40,10 +46,17 @@ class Hold:
         check_pattern("error_type", self.error_type)
         if self.queue is not None and not (self.queue and isinstance(self.queue, str)):
             raise ValueError(f"queue: {self.queue!r} must be the name of a queue")
+        if len(self.why) > MAX_WHY:
+            raise ValueError(f"reason: {len(self.why):,} characters; there may be {MAX_WHY:,} at most")
 
     def is_on(self, now: datetime) -> bool:
         """Return whether it holds jobs now."""
         return self.ended_at is None and (self.until is None or now < self.until)
+
+    def still_on(self, now: datetime) -> str:
+        """Return that a hold is still on, and for how long, if that is more than a day; else ""."""
+        age = now - self.since
+        return f"still on after {spoken(age.total_seconds())}" if self.is_on(now) and age > LONG else ""
 
     def covers(self, type_: str, queue: str) -> bool:
         """Return whether it is about the jobs of a type and a queue, some of them at the least."""
@@ -62,11 +75,14 @@ class Hold:
         at = later(max(min(ends), now), 0)
         return SnoozeUntil(at, (at - now).total_seconds(), f"held by {self.reason}", hold=self.id)
 
+    def to_ojs(self) -> dict[str, Any]:
+        """Return the fields, with times as texts."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return {name: format_time(at) if isinstance(at, datetime) else at for name, at in fields.items()}
+
     def to_json(self) -> dict[str, Any]:
         """Return the fields that are set, with times as texts."""
-        fields = {name: getattr(self, name) for name in self.__slots__}
-        shown = {name: format_time(at) if isinstance(at, datetime) else at for name, at in fields.items()}
-        return {name: value for name, value in shown.items() if value not in (None, "")}
+        return {name: value for name, value in self.to_ojs().items() if value not in (None, "")}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Hold:

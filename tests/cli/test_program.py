@@ -46,7 +46,7 @@ def test_all_commands_are_there() -> None:
     panels = {
         "Before you install": ("plan", "policy"),
         "Failed jobs": ("job", "dead-letters", "retries", "operations"),
-        "Running": ("serve", "health", "audit", "mark", "waiting", "scheduled"),
+        "Running": ("pause", "resume", "holds", "serve", "health", "audit", "mark", "waiting", "scheduled"),
     }
     for panel, names in panels.items():
         told = told.partition(f"─ {panel} ─")[2]
