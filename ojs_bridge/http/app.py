@@ -28,6 +28,7 @@ from . import shapes
 from .admin import ADMIN, FLEET, MANIFEST, Admin, Fleet
 from .answers import JSON_TYPES, Answer, Refusal, raise_refusal
 from .guarding import Access, Door, Guard, UserOf, access_at, tokens_of
+from .holds import HOLDS, Holds
 from .letters import LETTERS, WAITING, Letters, Waiting
 from .operations import OPERATIONS, Operations
 from .requests import Asked
@@ -150,6 +151,7 @@ def guarded(bridge: Bridge, access: Access) -> Starlette:
     api = [
         *(operation.route(letters) for operation in LETTERS),
         *(operation.route(waiting) for operation in WAITING),
+        *(operation.route(Holds(bridge)) for operation in HOLDS),
         *(operation.route(operations) for operation in OPERATIONS),
         *(operation.route(Fleet(bridge)) for operation in FLEET),
         *(operation.route(admin) for operation in ADMIN),
@@ -223,7 +225,7 @@ def document(root: str = "") -> Schema:
 @cache
 def _described() -> tuple[Schema, Schema]:
     """Return the paths, and the schemas that they refer to."""
-    operations = [*LETTERS, *WAITING, *OPERATIONS, *FLEET, *ADMIN, *MANIFEST]
+    operations = [*LETTERS, *WAITING, *HOLDS, *OPERATIONS, *FLEET, *ADMIN, *MANIFEST]
     shapes_of: list[tuple[Any, Mode]] = [(operation.answer, "serialization") for operation in operations]
     shapes_of += [
         (operation.model("body"), "validation") for operation in operations if operation.method == "POST"

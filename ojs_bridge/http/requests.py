@@ -245,6 +245,26 @@ class MuteBody(Change):
     until: Time | None = None
 
 
+class PauseQueue(Change):
+    """A pause of a queue, whose name is in the path; without `until` it has no end of its own."""
+
+    until: Time | None = None
+
+
+class Pause(PauseQueue):
+    """A pause of the jobs that have a type, a queue and a type of the last error: each that is named."""
+
+    type: Pattern | None = None
+    queue: Word | None = None
+    error_type: Pattern | None = None
+
+
+class Resume(Change):
+    """The end of a pause, whose jobs go on at once, or so many a second."""
+
+    rate: Rate | None = None
+
+
 class MarkBody(Change):
     """A new mark."""
 

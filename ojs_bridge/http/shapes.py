@@ -340,6 +340,50 @@ class Stats(TypedDict):
     replayable: list[str]
 
 
+class Hold(TypedDict):
+    """A hold, and how many jobs of its type and its queue are held, by it or by another hold.
+
+    `by` is the operator, `why` what the operator said. `rate` is that of the resume, in jobs a second.
+    """
+
+    id: str
+    reason: str
+    since: Time
+    by: str
+    why: str
+    type: str | None
+    queue: str | None
+    error_type: str | None
+    until: Time | None
+    ended_at: Time | None
+    rate: float | None
+    held: Count
+
+
+class Holds(TypedDict):
+    """The holds that are on, the oldest first."""
+
+    holds: list[Hold]
+
+
+class QueueState(TypedDict):
+    """A queue in the words of the conformance suite (L4-PAUSE-001)."""
+
+    name: str
+    paused: bool
+
+
+class Queue(TypedDict):
+    """A queue that was paused or resumed: `status` as in http 11.3, `name` and `paused` as in adm 6.3."""
+
+    queue: QueueState
+    name: str
+    status: Literal["active", "paused"]
+    paused: bool
+    paused_at: NotRequired[Time]
+    resumed_at: NotRequired[Time]
+
+
 class Unmuted(TypedDict):
     """The answer when a mute is taken back, or was none."""
 

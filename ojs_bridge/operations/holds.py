@@ -41,12 +41,21 @@ class Holds:
 
     def list(self) -> Sequence[Shown]:
         """Return the holds that are on, the oldest first."""
-        store, now = self._context.store_for("holds"), self._context.clock()
-        on = [hold for hold in holds.read(store.documents) if hold.is_on(now)]
-        return [
-            Shown(hold, store.parked.count(Filter(hold.queue, hold.type, kind="held")))
-            for hold in sorted(on, key=lambda hold: hold.since)
-        ]
+        documents, now = self._context.store_for("holds").documents, self._context.clock()
+        on = [hold for hold in holds.read(documents) if hold.is_on(now)]
+        return [self.shown(hold) for hold in sorted(on, key=lambda hold: hold.since)]
+
+    def get(self, hold_id: str) -> Shown:
+        """Return a hold that is on; raises HoldNotFound."""
+        found = [shown for shown in self.list() if shown.hold.id == hold_id]
+        if not found:
+            raise HoldNotFound(f"there is no hold {hold_id!r}")
+        return found[0]
+
+    def shown(self, hold: Hold) -> Shown:
+        """Return a hold with the number of its jobs."""
+        parked = self._context.store_for("holds").parked
+        return Shown(hold, parked.count(Filter(hold.queue, hold.type, kind="held")))
 
     @uninterrupted()
     def pause(

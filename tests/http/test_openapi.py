@@ -55,7 +55,17 @@ def beyond_schemas(case: schemathesis.Case) -> bool:
     skipped = "offset" in case.query and searched & set(case.query)
     page = str(case.query.get("page", ""))
     far = page.isdigit() and int(page) > 100
-    return bool(skipped) or policy or bool(bulk) or far or beyond_purges(case, body)
+    return (
+        bool(skipped) or policy or bool(bulk) or far or beyond_purges(case, body) or beyond_pauses(case, body)
+    )
+
+
+def beyond_pauses(case: schemathesis.Case, body: dict[str, object]) -> bool:
+    """Return whether a pause may name nothing, or end in the past."""
+    nothing = case.path.endswith("/holds") and not any(map(body.get, ("type", "queue", "error_type")))
+    return case.method == "POST" and (
+        nothing or ("until" in body and case.path.endswith(("/holds", "/pause")))
+    )
 
 
 def beyond_purges(case: schemathesis.Case, body: dict[str, object]) -> bool:
