@@ -125,7 +125,7 @@ def test_an_eta_is_one_instant(fleet: Fleet, eta: Any, instant: str) -> None:
 def test_an_eta_that_is_no_time_is_refused_where_the_job_is_sent(fleet: Fleet, eta: Any) -> None:
     with pytest.raises(ValueError, match=r"eta: .* must be a datetime or an ISO 8601 time"):
         fleet.send("act", "ok", eta=eta)
-    assert fleet.bridge.counts() == {"retryable": 0, "scheduled": 0, "discarded": 0}
+    assert fleet.bridge.counts() == {"retryable": 0, "scheduled": 0, "pending": 0, "discarded": 0}
 
 
 def test_a_task_that_says_nothing_of_its_delays_keeps_those_of_celery(separate: Callable[..., Fleet]) -> None:

@@ -71,7 +71,7 @@ def test_each_counts_until_it_is_due(bridge: Bridge) -> None:
     assert told(bridge) == (4, 10)
     assert told(bridge, queue="mail") == (3, 10)
     assert told(bridge, type="billing.*") == (1, 30)
-    assert bridge.counts(queue="mail") == {"retryable": 3, "scheduled": 0, "discarded": 0}
+    assert bridge.counts(queue="mail") == {"retryable": 3, "scheduled": 0, "pending": 0, "discarded": 0}
     assert told(bridge, 10) == (3, 11)
     one.add(JOB, now + timedelta(seconds=40))
     one.write(now + timedelta(seconds=15))

@@ -33,12 +33,12 @@ def fill(bridge: Bridge) -> Store:
 
 def test_counts_by_state(bridge: Bridge) -> None:
     """The counts are those of all queues, or of one; zero is a count, too."""
-    assert bridge.counts() == {"retryable": 0, "scheduled": 0, "discarded": 0}
+    assert bridge.counts() == {"retryable": 0, "scheduled": 0, "pending": 0, "discarded": 0}
     fill(bridge)
-    assert bridge.counts() == {"retryable": 3, "scheduled": 0, "discarded": 2}
-    assert bridge.counts(queue="mail") == {"retryable": 2, "scheduled": 0, "discarded": 0}
-    assert bridge.counts(queue="billing") == {"retryable": 1, "scheduled": 0, "discarded": 1}
-    assert bridge.counts(queue="mai") == {"retryable": 0, "scheduled": 0, "discarded": 0}
+    assert bridge.counts() == {"retryable": 3, "scheduled": 0, "pending": 0, "discarded": 2}
+    assert bridge.counts(queue="mail") == {"retryable": 2, "scheduled": 0, "pending": 0, "discarded": 0}
+    assert bridge.counts(queue="billing") == {"retryable": 1, "scheduled": 0, "pending": 0, "discarded": 1}
+    assert bridge.counts(queue="mai") == {"retryable": 0, "scheduled": 0, "pending": 0, "discarded": 0}
 
 
 def test_what_changes_state_is_counted_there(bridge: Bridge) -> None:
@@ -49,7 +49,7 @@ def test_what_changes_state_is_counted_there(bridge: Bridge) -> None:
     assert bridge.counts()["retryable"] == 3
     store.parked.unpark(due.retries, due.claim)
     bridge.dead_letters.delete("d-1")
-    assert bridge.counts() == {"retryable": 1, "scheduled": 0, "discarded": 1}
+    assert bridge.counts() == {"retryable": 1, "scheduled": 0, "pending": 0, "discarded": 1}
 
 
 def test_parked_retries_are_counted_by_queue_and_type(bridge: Bridge) -> None:

@@ -55,7 +55,7 @@ def test_two_views_of_one_list(full: House) -> None:
     assert ids(bridge.waiting, kind="scheduled") == ids(bridge.scheduled) == ["sched-1", "sched-3"]
     assert ids(bridge.waiting, kind="retry") == ids(bridge.retries) == ["retry-0", "retry-2"]
     assert [view.count() for view in (bridge.waiting, bridge.retries, bridge.scheduled)] == [4, 2, 2]
-    assert bridge.counts() == {"retryable": 2, "scheduled": 2, "discarded": 0}
+    assert bridge.counts() == {"retryable": 2, "scheduled": 2, "pending": 0, "discarded": 0}
     found = bridge.scheduled.get("sched-1").to_ojs()
     assert (found["state"], found["attempt"], "next_retry_at" in found) == ("scheduled", 1, False)
     with pytest.raises(ValueError, match="kind: 'retry': these are scheduled jobs"):
@@ -164,7 +164,7 @@ def test_a_move_of_some_is_stopped_and_resumed(full: House, monkeypatch: pytest.
         ("move", {}, "at: None: a move has a time"),
         ("run", {"at": datetime.now(timezone.utc)}, "a run has no time"),
         ("purge", {"kind": "scheduled"}, "kind: 'scheduled': dead letters have none"),
-        ("cancel", {"kind": "held"}, "kind: 'held' must be one of retry, scheduled"),
+        ("cancel", {"kind": "lost"}, "kind: 'lost' must be one of retry, scheduled, held"),
     ],
 )
 def test_a_bulk_operation_that_cannot_be(full: House, action: Any, asked: Any, told: str) -> None:
