@@ -240,7 +240,10 @@ class Bridge:
         prune = Chore("pruning", seconds, self.dead_letters.prune_once_a_period)
         replay = Chore("replay rules", RULES_PERIOD.total_seconds(), self.dead_letters.apply_replay_rules)
         lives = Chore("telling that this worker lives", BEAT.total_seconds(), beat.tell)
-        return prune, replay, lives, Chore("releasing held jobs", RELEASE_SECONDS, self._releaser.release)
+        release = Chore("releasing held jobs", RELEASE_SECONDS, self._releaser.release)
+        limits = self.engine.limits
+        wake = [Chore("giving out free slots", RELEASE_SECONDS, limits.wake)] if limits else []
+        return prune, replay, lives, release, *wake
 
     def stop(self) -> None:
         """End the scheduler with the last worker, and let the listeners hear the last events."""

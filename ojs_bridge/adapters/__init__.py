@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -46,6 +46,16 @@ def frameworks() -> Iterator[Framework]:
 def framework_of(app: Any) -> Framework:
     """Return the framework of an app or a broker."""
     return next(framework for framework in frameworks() if isinstance(app, framework.kind))
+
+
+def argument_of(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+) -> object:
+    """Return the argument that a handler gets under a name; None if it gets none."""
+    if name in kwargs:
+        return kwargs[name]
+    place = {parameter: at for at, parameter in enumerate(parameters_of(function))}.get(name, len(args))
+    return args[place] if place < len(args) else None
 
 
 @functools.lru_cache(maxsize=1024)

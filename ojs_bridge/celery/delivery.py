@@ -18,7 +18,7 @@ from typing import Any
 from celery import Task
 from celery.exceptions import Ignore, Retry
 
-from ..adapters import parameters_of
+from ..adapters import argument_of, parameters_of
 from ..engine.carrying import NotCarried
 from ..engine.engine import Engine
 from ..engine.reservations import TakenOver
@@ -99,6 +99,10 @@ class Delivery:
         # The whole message takes time to make, and only a job that goes on needs it.
         wire = self.wire if self.carried is None else None
         return wires.read(self.task, self.request, self.headers, wire)
+
+    def argument(self, name: str) -> object:
+        """Return an argument of the job by its name; None if it has none."""
+        return argument_of(self.task.run, self.request.args or (), self.request.kwargs or {}, name)
 
     def message(self, onward: Onward | None) -> wires.Outgoing:
         """Return the message as it came, or as it goes on."""

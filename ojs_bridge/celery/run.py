@@ -144,6 +144,7 @@ class TaskRun(Running):
                 redelivered=not delivery.publication,
                 can_wait=delivery.can_wait,
                 reserve=not request.is_eager,
+                argument=delivery.argument,
             )
         except SoftTimeLimitExceeded:
             raise

@@ -74,7 +74,7 @@ def settings_of(**given: Any) -> Settings:
         retry=_retry(setting["retry"]),
         errors=_errors(setting["errors"]),
         listeners=_listeners(setting["listeners"]),
-        dependencies=_dependencies(setting["dependencies"]),
+        dependencies=_dependencies(setting["dependencies"], store),
         history=_at_least(setting["history"], MIN_HISTORY, " (spec section 10.1)"),
         header_budget=_at_least(setting["header_budget"], MIN_HEADER_BUDGET, " bytes", MAX_HEADER),
         reservation=_length(setting["reservation"]),
@@ -161,12 +161,16 @@ def _listeners(given: Given) -> tuple[Callable[[events.Event], object], ...]:
     return listeners
 
 
-def _dependencies(given: Given) -> tuple[Dependency, ...]:
+def _dependencies(given: Given, store: Store | None) -> tuple[Dependency, ...]:
     said = given.value
     with _at(given.place, "dependencies: "):
         if not given.in_code and isinstance(said, list | tuple):
             said = [one if isinstance(one, Dependency) else _dependency(one) for one in said]
-        return tuple(Dependencies(said).by_name.values())
+        dependencies = Dependencies(said)
+        if store is None and dependencies.limited:
+            name = dependencies.limited[0].name
+            raise ConfigurationError(f"{name!r}: its rate or concurrency needs a store, which workers share")
+        return tuple(dependencies.by_name.values())
 
 
 def _dependency(table: Any) -> Dependency:

@@ -311,6 +311,13 @@ def names_exceptions(throws: Any) -> bool:
         return False
 
 
+def without_bad_throws(message: Message[Any], job: Job) -> None:
+    """Take a `throws` option from a message with which Dramatiq would lose a thread; the log says so."""
+    if not names_exceptions(message.options.get("throws")):
+        logger.warning("job %s: its throws option names no exception classes", job)
+        del message.options["throws"]
+
+
 def options_as_policy(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the native options of an actor or a message as a partial policy.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from dramatiq.broker import Broker, MessageProxy
@@ -26,7 +27,7 @@ from ..messages import HEADER
 from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
 from ..rules.failures import HandlerFailed
 from ..rules.job import Job
-from .actors import Actors, names_exceptions
+from .actors import Actors, without_bad_throws
 from .compat import message_in
 from .delivery import (
     ENDING,
@@ -52,6 +53,7 @@ from .translate import (
     NAME,
     LostAttempt,
     Refused,
+    argument_in,
     bare_job,
     encodable,
     error_in_words,
@@ -245,18 +247,15 @@ class ActorRun:
             bare = bare_job(message, max_age(self._broker, message))
             if not WISHING.isdisjoint(message.options):
                 carry_wishes(message.options)
-            throws = message.options.get("throws")
-            if throws and not names_exceptions(throws):
-                logger.warning("job %s: its throws option names no exception classes", bare)
-                del message.options["throws"]
+            without_bad_throws(message, bare)
             job, publication_ = job_of(message, bare), publication(self._proxy)
             try:
                 own = self._runs.actors.of_message(task, message)
             except InvalidRetryPolicy as error:
                 return self._engine.refuse(job if isinstance(job, Job) else bare, error)
-            return self._engine.begin(
-                job, bare, own, publication=publication_, redelivered=not publication_, wait=self._keeps
-            )
+            argument = partial(argument_in, self._broker, message)
+            begin = partial(self._engine.begin, job, bare, own, wait=self._keeps, argument=argument)
+            return begin(publication=publication_, redelivered=not publication_)
         except GiveUp:
             raise
         except Exception as error:

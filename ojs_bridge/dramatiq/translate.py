@@ -18,6 +18,7 @@ from dramatiq.errors import Retry as NativeRetry
 from dramatiq.middleware import AgeLimit, Interrupt, Shutdown, TimeLimitExceeded
 from dramatiq.middleware.middleware import MiddlewareError
 
+from ..adapters import argument_of
 from ..engine.layers import RetryOn
 from ..engine.storage_retry import is_of_process
 from ..errors import InvalidRetryPolicy, InvalidState, Unpublishable
@@ -78,6 +79,11 @@ def parts_of(message: MessageProxy) -> tuple[object, ...]:
     """Return what a message says."""
     inside = message_in(message)
     return inside.args, inside.kwargs, inside.options
+
+
+def argument_in(broker: Broker, message: dramatiq.Message[Any], name: str) -> object:
+    """Return an argument of a message's job by its name; None if it has none."""
+    return argument_of(broker.get_actor(message.actor_name).fn, message.args, message.kwargs, name)
 
 
 def bare_job(message: dramatiq.Message[Any] | MessageProxy, age: float | None = None) -> Job:

@@ -21,6 +21,7 @@ from . import events
 from .context import Context
 from .events import harmless, log_error, strikes
 from .heartbeat import SUSPICION
+from .limits import Limits
 from .rates import Rates
 from .reservations import Reservations
 from .runs import M, Onward, Outlet, Postpone, Refuse, Run, Settlement
@@ -38,12 +39,14 @@ class Settling:
         context: Context,
         reservations: Reservations,
         storing: Storing,
+        limits: Limits | None,
         reservation: timedelta,
         park_after: timedelta,
     ) -> None:
         self._documents = context.store.documents if context.store else None
         self._now = context.clock
         self._storing = storing
+        self._limits = limits
         self._events = context.events
         self._instruments = context.instruments
         self._surely_held = min(reservation, SUSPICION).total_seconds()
@@ -84,6 +87,7 @@ class Settling:
     def _conclude(self, run: Run | Refuse, decision: Decision) -> None:
         """Tell all that hear of it, each by itself, how a run has ended."""
         job = run.job
+        self._free(run)
         if not isinstance(decision, Complete):
             harmless(job, events.log, job, decision)
         if job.operation:
@@ -114,10 +118,17 @@ class Settling:
     def release(self, run: Run) -> None:
         """Release the reservation of a run that this process does not end; never raises."""
         harmless(run.job, self._reservations.settle, run, used=False)
+        self._free(run)
 
     def settle_natively(self, run: Run) -> None:
         """Settle the reservation of a run that the framework itself ends; never raises."""
         harmless(run.job, self._reservations.settle, run)
+        self._free(run)
+
+    def _free(self, run: Run | Refuse) -> None:
+        """Give the slots that a run had to the next jobs."""
+        if self._limits and isinstance(run, Run):
+            harmless(run.job, self._limits.release, run.job, run.reservation)
 
     def flush(self, seconds: float) -> bool:
         """Write the rates, and let the listeners hear every event; return whether they have in time."""

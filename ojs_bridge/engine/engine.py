@@ -9,10 +9,11 @@ import time
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState, NotExpressible, StoreError
 from ..rules.backoff import Rng
-from ..rules.decision import DeadLettered, Decision, decide
+from ..rules.decision import DeadLettered, Decision, SnoozeUntil, decide
 from ..rules.dependencies import Dependencies
 from ..rules.failures import MAX_MESSAGE, ErrorMap, Errors, Failure, Outcome, cut, outcome_of, safe_repr
 from ..rules.job import Header, Job, encode
@@ -25,6 +26,7 @@ from .events import harmless
 from .holds import KnownHolds
 from .instruments import Instrument
 from .layers import Layers, TaskPolicy
+from .limits import Argument, Limits
 from .outbox import Outbox
 from .reservations import Reservations, Wait
 from .runs import Admission, DeadQueues, Drop, Held, Lost, Postpone, Publisher, Refuse, Run
@@ -69,10 +71,16 @@ class Engine:
             settle_behind=settle_behind and not (store and store.is_in_memory),
             out_of_reach=out_of_reach,
         )
-        self.storing = Storing(context, self.reservations, park_after)
-        self.settling = Settling(context, self.reservations, self.storing, reservation, park_after)
-        self.carrying = Carrying(context, self.storing)
         self.outbox = Outbox(context, self.give_up)
+        #: The limits of dependencies, if any has one.
+        self.limits = None
+        if store and dependencies.limited:
+            self.limits = Limits(store, context.clock, dependencies, partial(self.outbox.expect, seconds=0.0))
+        self.storing = Storing(context, self.reservations, park_after)
+        self.settling = Settling(
+            context, self.reservations, self.storing, self.limits, reservation, park_after
+        )
+        self.carrying = Carrying(context, self.storing)
         self.holds = KnownHolds(store.documents, context.clock) if store else None
         #: Of the store or the broker: all threads of a worker tell of it in one line.
         self.outage = Outage()
@@ -206,6 +214,7 @@ class Engine:
         can_wait: bool = True,
         wait: Wait | None = None,
         reserve: bool = True,
+        argument: Argument = lambda _name: None,
     ) -> Admission:
         """Return whether a delivered job runs, is held, waits, was lost, is a late copy, or cannot be read.
 
@@ -213,7 +222,8 @@ class Engine:
         knows it. `publication` is the broker's name for the message, if it has one. A message is
         `redelivered` if the broker has lost its connection to the worker that had it. If the store does not
         answer, it is asked again as long as `wait`, which pauses, returns True; then this raises StoreError,
-        unless the delivery cannot wait. A job that runs within its caller needs no reservation.
+        unless the delivery cannot wait. A job that runs within its caller needs no reservation. `argument`
+        returns an argument of the job by its name.
         """
         admitted = self.admit(job, bare, task)
         if isinstance(admitted, Refuse):
@@ -226,9 +236,8 @@ class Engine:
                 admission = self.reservations.reserve(
                     admitted, _sender(job, bare, publication), can_wait=can_wait, wait=wait, gone=redelivered
                 )
-                hold = self.holds.of(admitted.job) if self.holds else None
-                if hold and isinstance(admission, Run):
-                    return Held(admission, hold.decision(admission.job, self.now()))
+                if isinstance(admission, Run) and (held := self._held(admission, argument)):
+                    return Held(admission, held)
             if isinstance(admission, Run) and admission.job.operation:
                 self.settling.tell_operation(admission.job, None)
             if isinstance(admission, Run) and self.context.events.listeners:
@@ -243,6 +252,12 @@ class Engine:
                 self.reservations.heart.forgo(Reservation(admitted.job.key, admitted.job.fence))
             raise
         return admission
+
+    def _held(self, run: Run, argument: Argument) -> SnoozeUntil | None:
+        """Return until when a hold or a limit keeps a reserved job from its begin, if one does."""
+        if self.holds and (hold := self.holds.of(run.job)):
+            return hold.decision(run.job, self.now())
+        return self.limits.hold(run.job, run.reservation, argument) if self.limits else None
 
     def early(self, job: Job) -> Postpone | None:
         """Return the postponement of a job that came before its time, or None."""

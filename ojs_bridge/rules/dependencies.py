@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeAlias
 
 from ..errors import ConfigurationError
 from .breaker import Breaker
-from .notations import check_pattern, matches
+from .notations import check_pattern, matches, rate_at
 
 #: The `ojs_depends` of a task or an actor: the name of a dependency, or several.
 DependsLike: TypeAlias = "str | Sequence[str] | None"
@@ -19,14 +20,19 @@ class Dependency:
     """A dependency of jobs: it has the errors of some types, and the jobs of some types need it.
 
     `errors` and `jobs` are lists of patterns, such as `external.stripe.*` and `billing.*`. A job may also say
-    with `ojs_depends` that it needs it. The `breaker` holds its jobs while it fails. Raises
-    ConfigurationError.
+    with `ojs_depends` that it needs it. The `breaker` holds its jobs while it fails. No more of them begin
+    than the `rate` allows, such as `"100/m"`, and no more run at a time than `concurrency` says, all workers
+    together. With a `key`, the name of an argument, each value of this argument has a rate and a concurrency
+    of its own. Raises ConfigurationError.
     """
 
     name: str
     errors: Sequence[str] = ()
     jobs: Sequence[str] = ()
     breaker: Breaker | None = None
+    rate: str | float | None = None
+    concurrency: int | None = None
+    key: str | None = None
 
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and self.name):
@@ -42,7 +48,7 @@ class Dependency:
             except ValueError as error:
                 raise ConfigurationError(str(error)) from None
             object.__setattr__(self, field, tuple(patterns))
-        if not (self.errors or self.jobs):
+        if not (self.errors or self.jobs or self.is_limited):
             raise ConfigurationError(f"{place}: errors, jobs: at least one of them must have a pattern")
         if self.breaker is not None and not isinstance(self.breaker, Breaker):
             raise ConfigurationError(f"{place}: breaker: {self.breaker!r:.100} is not a Breaker")
@@ -50,6 +56,28 @@ class Dependency:
             raise ConfigurationError(
                 f"{place}: errors: a breaker needs the patterns of the errors that it counts"
             )
+        self._check_limits(place)
+
+    def _check_limits(self, place: str) -> None:
+        if self.rate is not None:
+            rate_at(f"{place}: rate", self.rate)
+        most, key = self.concurrency, self.key
+        if most is not None and (type(most) is not int or most < 1):
+            raise ConfigurationError(f"{place}: concurrency: {most!r:.100} must be an integer of at least 1")
+        if key is not None and not (isinstance(key, str) and key):
+            raise ConfigurationError(f"{place}: key: {key!r:.100} must be the name of an argument")
+        if key is not None and not self.is_limited:
+            raise ConfigurationError(f"{place}: key: {key!r} needs a rate or a concurrency beside it")
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it has a rate or a concurrency."""
+        return self.rate is not None or self.concurrency is not None
+
+    @property
+    def every(self) -> timedelta | None:
+        """The length of time in which one job begins, by its rate; None without a rate."""
+        return None if self.rate is None else timedelta(seconds=1 / rate_at("rate", self.rate))
 
     def has_error(self, error_type: str) -> bool:
         """Return whether an error type is one of its errors."""
@@ -105,6 +133,11 @@ class Dependencies:
         """Return the patterns of the jobs that need a dependency, and the types that say so themselves."""
         said = (type_ for type_, names in self._said.items() if name in names)
         return (*self.by_name[name].jobs, *said)
+
+    @property
+    def limited(self) -> Sequence[Dependency]:
+        """Those that have a rate or a concurrency."""
+        return [one for one in self.by_name.values() if one.is_limited]
 
     def of_error(self, error_type: str, among: Iterable[Dependency] | None = None) -> Dependency | None:
         """Return the first dependency, of some or of all, that has an error type; None if none has it."""

@@ -54,7 +54,7 @@ class Wishes:
     A job that is sent `within` a connection is a part of the transaction of that connection.
 
     A job that is followed keeps its result, and hands it to a next job, which notes it under a word.
-    The first worker that would send a deadly next job dies instead.
+    The first worker that would send a deadly next job dies instead. An `account` is an argument of its own.
     """
 
     policy: dict[str, Any] | None = None
@@ -66,6 +66,7 @@ class Wishes:
     within: Any = None
     followed_by: str = ""
     deadly: bool = False
+    account: str | None = None
 
 
 class Worker(Protocol):

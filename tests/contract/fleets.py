@@ -60,6 +60,8 @@ class OnCelery(Fleet):
     def _send(self, task: str, steps: tuple[Step, ...], wishes: Wishes) -> str:
         options: dict[str, Any] = {"headers": dict(wishes.meta), "task_id": wishes.id}
         options |= {"countdown": wishes.delay, "expires": wishes.lives}
+        if wishes.account:
+            options["kwargs"] = {"account": wishes.account}
         if wishes.within is not None:
             options["ojs_in"] = wishes.within
         if wishes.policy:
@@ -166,7 +168,8 @@ class OnDramatiq(Fleet):
             options["ojs_in"] = wishes.within
         if wishes.followed_by:
             options["store_results"] = True
-        message = self._broker.get_actor(task).message_with_options(args=steps, **options)
+        named = {"account": wishes.account} if wishes.account else {}
+        message = self._broker.get_actor(task).message_with_options(args=steps, kwargs=named, **options)
         if wishes.id:
             message = message.copy(message_id=wishes.id)
         if wishes.followed_by:

@@ -1,0 +1,175 @@
+"""The limits of dependencies, which all workers share: rates, and slots that go with a job's reservation."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, TypeAlias
+
+from ..errors import StoreError
+from ..rules.decision import SnoozeUntil, later
+from ..rules.dependencies import Dependencies, Dependency
+from ..rules.holds import ASK_AGAIN
+from ..rules.job import Job
+from ..rules.rates import Pace
+from ..store import Document, Filter, Parked, Reservation, Store
+
+logger = logging.getLogger("ojs_bridge")
+
+#: The kinds of the documents of rates and of slots.
+RATE, SLOTS = "rate", "slots"
+#: For how long a slot is kept for a job that was given it and has not begun.
+GIVEN = timedelta(seconds=10)
+#: How many held jobs are looked at for the next one.
+_LOOKS = 100
+#: Returns the value of an argument of a job by its name.
+Argument: TypeAlias = Callable[[str], object]
+#: The jobs that have a slot: their reservations, and since when.
+Taken: TypeAlias = Mapping[Reservation, datetime]
+
+
+class Limits:
+    """The limits of a fleet's dependencies; all methods but `wake` and `release` raise StoreError."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Callable[[], datetime],
+        dependencies: Dependencies,
+        publish: Callable[[Parked], object],
+    ) -> None:
+        self._store, self._clock, self._dependencies = store, clock, dependencies
+        #: Has a held job published now.
+        self._publish = publish
+        #: The slots that the runs of this process have.
+        self._mine: dict[Reservation, list[tuple[str, Dependency]]] = {}
+
+    def hold(self, job: Job, reservation: Reservation | None, argument: Argument) -> SnoozeUntil | None:
+        """Return until when a reserved job waits for its turn or for a slot; None if it may begin."""
+        for dependency in self._dependencies.of_type(job.type):
+            if not dependency.is_limited:
+                continue
+            name = said = dependency.name
+            if dependency.key:
+                # Nobody but the job is to have the argument, which may be a secret.
+                value = hashlib.sha256(repr(argument(dependency.key)).encode("utf-8", "replace")).hexdigest()
+                name, said = f"{name}:{value[:16]}", f"{name} by {dependency.key}"
+            turn = f"{RATE}:{name}"
+            # A job that waits for a slot has had its turn.
+            if dependency.every and job.turn != f"{SLOTS}:{name}":
+                at = self._turn(name, dependency.every, has_turn=job.turn == turn)
+                if at is not None:
+                    self.release(job, reservation)
+                    return self._until(job, at, turn, f"the rate of {said}: its turn is at {at:%H:%M:%S} UTC")
+            if dependency.concurrency and reservation:
+                if not self._has_slot(name, dependency.concurrency, reservation):
+                    self.release(job, reservation)
+                    text = f"the slots of {said}: all {dependency.concurrency} are taken"
+                    return self._until(job, self._clock() + ASK_AGAIN, f"{SLOTS}:{name}", text)
+                self._mine.setdefault(reservation, []).append((name, dependency))
+        return None
+
+    def release(self, job: Job, reservation: Reservation | None) -> None:
+        """Give the slots of a run that has ended to the jobs that wait for them; never raises."""
+        if reservation is None:
+            return
+        slots = self._mine.pop(reservation, None)
+        if slots is None:
+            # Another process has begun it.
+            of_type = self._dependencies.of_type(job.type)
+            slots = [(one.name, one) for one in of_type if one.concurrency and not one.key]
+        for name, dependency in slots:
+            try:
+                self._give(name, dependency, ended=reservation)
+            except StoreError as error:
+                logger.debug("a slot of %s is free, and nobody is told: %r", name, error)
+
+    def wake(self) -> None:
+        """Give free slots to jobs that wait for them: a worker may have died; raises StoreError."""
+        for dependency in self._dependencies.limited:
+            names = dict.fromkeys(
+                job.state["turn"].partition(":")[2] for job in self._waiting(dependency, f"{SLOTS}:")
+            )
+            for name in names:
+                while self._give(name, dependency):
+                    pass
+
+    def _until(self, job: Job, at: datetime, hold: str, why: str) -> SnoozeUntil:
+        at, now = later(min(at, job.expires) if job.expires else at, 0), self._clock()
+        return SnoozeUntil(at, max((at - now).total_seconds(), 0.0), f"held by {why}", hold, is_turn=True)
+
+    def _turn(self, name: str, every: timedelta, *, has_turn: bool) -> datetime | None:
+        while True:
+            known, now = self._store.documents.get(RATE, name), self._clock()
+            pace = Pace(now, now)
+            if known:
+                pace = Pace(*(datetime.fromisoformat(known.body[field]) for field in Pace._fields))
+            pace, turn = pace.next(now, every, has_turn=has_turn)
+            body = {field: at.isoformat() for field, at in pace._asdict().items()}
+            if self._wrote(RATE, name, max(pace), body, known):
+                return turn
+
+    def _has_slot(self, name: str, most: int, reservation: Reservation) -> bool:
+        while True:
+            known, now = self._store.documents.get(SLOTS, name), self._clock()
+            taken = dict(_taken(known))
+            if reservation in taken:
+                return True  # it was given to this job
+            if len(taken) >= most:
+                taken = self._live(taken, now)
+            if len(taken) >= most:
+                return False
+            if self._wrote_slots(name, {**taken, reservation: now}, known):
+                return True
+
+    def _give(self, name: str, dependency: Dependency, *, ended: Reservation | None = None) -> bool:
+        """Give a free slot to the next job that waits for it; return whether one has got it."""
+        while True:
+            known, now = self._store.documents.get(SLOTS, name), self._clock()
+            taken = self._live({held: at for held, at in _taken(known).items() if held != ended}, now)
+            is_free = len(taken) < (dependency.concurrency or 0)
+            waits = self._waiting(dependency, f"{SLOTS}:{name}") if is_free else iter(())
+            following = next((job for job in waits if Reservation(job.key, job.fence) not in taken), None)
+            if following is not None:
+                taken = {**taken, Reservation(following.key, following.fence): now}
+            elif ended is None:
+                return False
+            if self._wrote_slots(name, taken, known):
+                break
+        if following is not None and self._store.parked.reschedule(following, now):
+            self._publish(following)
+        return following is not None
+
+    def _live(self, taken: Taken, now: datetime) -> dict[Reservation, datetime]:
+        """Return the slots whose jobs are under way, or were just given one."""
+        under_way = {*self._store.reservations.under_way([*taken], now=now)}
+        return {held: at for held, at in taken.items() if held in under_way or now - at < GIVEN}
+
+    def _waiting(self, dependency: Dependency, turn: str) -> Iterator[Parked]:
+        """Yield held jobs of a dependency that wait for such a turn, in the order in which they came."""
+        found: list[Parked] = []
+        for pattern in self._dependencies.jobs_of(dependency.name):
+            where = Filter(type=pattern, kind="held")
+            found += self._store.parked.list(where, limit=_LOOKS, cursor=None).jobs
+        for job in sorted(found, key=lambda job: job.parked_at):
+            if str(job.state.get("turn", "")).startswith(turn):
+                yield job
+
+    def _wrote_slots(self, name: str, taken: Taken, known: Document | None) -> bool:
+        body = {"taken": [[held.key, held.fence, at.isoformat()] for held, at in taken.items()]}
+        return self._wrote(SLOTS, name, self._clock(), body, known)
+
+    def _wrote(
+        self, kind: str, name: str, at: datetime, body: dict[str, Any], known: Document | None
+    ) -> bool:
+        # Two processes that write the same at the same moment would both be told that it is theirs.
+        own = {**body, "by": uuid.uuid4().hex}
+        return self._store.documents.write(Document(kind, name, at, own, known.revision + 1 if known else 1))
+
+
+def _taken(known: Document | None) -> Taken:
+    entries: Sequence[Any] = known.body["taken"] if known else ()
+    return {Reservation(key, fence): datetime.fromisoformat(at) for key, fence, at in entries}

@@ -1,0 +1,82 @@
+"""A rate and slots hold across all workers of a fleet; who exceeds them waits, uncounted, in order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from tests.contract.conftest import SERVED
+from tests.contract.fleet import Fleet, attempts, end
+from tests.contract.steps import sleeps
+from tests.servers import eventually
+
+Made = Callable[..., Fleet]
+
+
+@pytest.fixture(params=SERVED)
+def limited(made: Made, request: pytest.FixtureRequest) -> Callable[..., Fleet]:
+    """Makes a fleet whose jobs have a dependency with these limits."""
+
+    def fleet(**limits: Any) -> Fleet:
+        return made(request.param, dependencies=({"name": "stripe", "jobs": ("act",), **limits},))
+
+    return fleet
+
+
+def most_at_once(fleet: Fleet, jobs: Sequence[str], seconds: float) -> int:
+    """Return how many runs of jobs that sleep for so long were under way at a time, at the most."""
+    changes: list[tuple[float, int]] = []
+    for job in jobs:
+        changes += [(run.at, 1) for run in fleet.runs(job)]
+        changes += [(run.at + seconds, -1) for run in fleet.runs(job)]
+    return max(itertools.accumulate(change for _, change in sorted(changes)))
+
+
+def test_no_more_run_at_once_than_there_are_slots(limited: Callable[..., Fleet]) -> None:
+    """Two workers share them; each job that waits keeps its attempt, and its place."""
+    fleet = limited(concurrency=2)
+    for _ in range(2):
+        fleet.start(threads=4).await_ready()
+    jobs = [fleet.send("act", sleeps(0.5)) for _ in range(10)]
+    for job in jobs:
+        assert end(fleet, job).type == "job.completed"
+    assert most_at_once(fleet, jobs, 0.5) == 2
+    assert [attempts(fleet, job) for job in jobs] == [[1]] * 10
+    assert fleet.bridge.waiting.count() == 0
+
+
+def test_no_more_begin_than_the_rate_allows(limited: Callable[..., Fleet]) -> None:
+    fleet = limited(rate="4/s")
+    for _ in range(2):
+        fleet.start(threads=4).await_ready()
+    jobs = [fleet.send("act", "ok") for _ in range(12)]
+    for job in jobs:
+        assert end(fleet, job).type == "job.completed"
+    times = sorted(fleet.runs(job)[0].at for job in jobs)
+    assert times[-1] - times[0] >= 11 / 4 - 0.35
+    assert [attempts(fleet, job) for job in jobs] == [[1]] * 12
+
+
+def test_each_value_of_the_key_has_its_own_slots(limited: Callable[..., Fleet]) -> None:
+    fleet = limited(concurrency=1, key="account")
+    fleet.start(threads=4).await_ready()
+    jobs = [fleet.send("act", sleeps(1), account=account) for account in ("a", "a", "b", "b")]
+    for job in jobs:
+        end(fleet, job)
+    assert most_at_once(fleet, jobs, 1) == 2
+    assert most_at_once(fleet, jobs[:2], 1) == most_at_once(fleet, jobs[2:], 1) == 1
+
+
+def test_the_slot_of_a_killed_worker_is_free_in_seconds(limited: Callable[..., Fleet]) -> None:
+    fleet = limited(concurrency=1)
+    fleet.start().await_ready()
+    first = fleet.send("act", sleeps(600), "ok")
+    eventually(lambda: fleet.runs(first), what="a run")
+    second = fleet.send("act", "ok")
+    eventually(lambda: fleet.bridge.waiting.list(kind="held").jobs, what="a held job")
+    fleet.replace().await_ready()
+    assert [end(fleet, job).type for job in (first, second)] == ["job.completed"] * 2
+    assert attempts(fleet, second) == [1]
