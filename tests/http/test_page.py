@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from examples.demo.workers import WORKERS, environment
 from ojs_bridge import Bridge, Parked, Retention, open_store
+from ojs_bridge.engine import holds as engine_holds
 from ojs_bridge.http import app_for
 from ojs_bridge.rules.fingerprint import fingerprint
 from ojs_bridge.store import BOUNDS, Rate
@@ -813,6 +815,56 @@ def test_a_scheduled_job_is_seen_moved_and_cancelled(page: Page, door: Door) -> 
     bridge.operations.run(bridge.operations.begin("cancel"))
 
 
+def test_a_pause_is_begun_seen_and_ended(page: Page, door: Door) -> None:
+    """The strip tells who holds what, why, until when, and how many; a held job is of a kind of its own."""
+    bridge = park_six(door, "wait", "beside")
+    job = {"kind": "held", "attempt": 1, "fence": 0, "state": {"v": 1, "attempt": 1}, "type": "mail.send"}
+    due = bridge.engine.now() + timedelta(minutes=9)
+    door.store.parked.park(parked("h-1", framework="nobody", next_retry_at=due, reason="held by ann", **job))
+    page.get_by_role("link", name="Waiting").click()
+    waiting, holds = page.locator("#waiting li"), page.locator("#holds li")
+    expect(waiting).to_have_count(7)
+    page.locator("#waiting-filters [name=kind]").select_option("held")
+    expect(waiting).to_have_count(1)
+    expect(waiting.first).to_contain_text("Held")
+    page.locator("#pause").click()
+    asks, own = page.locator("#question"), page.locator("#question-fields")
+    expect(own.get_by_label("Job type")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.locator("#question-yes").click()
+    expect(page.locator("#question-text")).to_contain_text("type: a pause needs a type, a queue or an error")
+    page.locator("#question-no").click()
+    page.locator("#pause").click()
+    own.get_by_label("Job type").fill(" mail.* ")
+    own.get_by_label("Until").fill("2099-01-02T03:04")
+    asks.get_by_label("Reason").fill(f"the bank is down {EVIL}")
+    page.locator("#question-yes").click()
+    expect(page.locator("#told")).to_contain_text("Paused jobs at")
+    expect(holds).to_have_count(1)
+    who = bridge.audit.list(limit=1).records[0].who
+    for told in ("type mail.*", "1 held", f"by {who}: the bank is down <img", "until 2099-01-02 03:04"):
+        expect(holds.first).to_contain_text(told)
+    [shown] = bridge.holds.list()
+    assert (shown.hold.type, shown.hold.queue, shown.hold.error_type) == ("mail.*", None, None)
+    engine_holds.write(door.store.documents, replace(shown.hold, since=due - timedelta(days=3, hours=1)))
+    expect(holds.first).to_contain_text("still on after 3 d")
+    expect(page.locator("#health")).to_contain_text("holds jobs of mail.*: still on after 3 d")
+    holds.first.get_by_role("button", name="Resume…").focus()
+    bridge.pause(queue="wait")
+    expect(holds).to_have_count(2)
+    expect(holds.first.get_by_role("button", name="Resume…")).to_be_focused()
+    page.keyboard.press("Enter")
+    own.get_by_label("Jobs a second").fill("50")
+    page.locator("#question-yes").click()
+    expect(page.locator("#told")).to_contain_text("Resumed jobs at")
+    expect(holds).to_have_count(1)
+    assert bridge.audit.list(limit=1).records[0].subject["rate"] == 50
+    assert "owned" not in page.title()
+    bridge.resume(queue="wait")
+    expect(holds).to_have_count(0)
+    bridge.operations.run(bridge.operations.begin("cancel"))
+
+
 def figure(page: Page, title: str) -> Any:
     """Return a chart of the rates."""
     return page.locator("#rates figure").filter(has_text=re.compile(f"^{title}: "))
@@ -1216,6 +1268,11 @@ def check_the_other_views(page: Page, check: Callable[[Page], None]) -> None:
             expect(page.locator("#detail")).to_be_visible()
             check(page)
             page.keyboard.press("Escape")
+            expect(page.locator("#holds li")).to_have_count(1)
+            for button in page.locator("#pauses button:enabled").all():
+                button.click()
+                check(page)
+                page.keyboard.press("Escape")
     page.get_by_role("link", name="Who did what").click()
     expect(page.locator("#audit li").first).to_contain_text("dead_letter.replay")
     check(page)
@@ -1231,6 +1288,7 @@ def test_everybody_can_use_the_page(browser: Browser, door: Door, scheme: Any) -
         letter(job, queue="seen", framework="nobody", message={"args": [1], "kwargs": {}})
     )
     door.store.parked.park(parked(job, next_retry_at=bridge.engine.now() + timedelta(hours=2)))
+    pause = bridge.pause("seen.*", reason="axe looks at it")
 
     def check(page: Page) -> None:
         found = axe.run(page)
@@ -1269,5 +1327,6 @@ def test_everybody_can_use_the_page(browser: Browser, door: Door, scheme: Any) -
             check(page)
             check_the_other_views(page, check)
             page.close()
+    bridge.resume(id=pause.id)
     bridge.retries.cancel(job)
     bridge.dead_letters.delete(job)

@@ -78,11 +78,11 @@ async function tellHealth() {
   const { checks } = await call("GET", "health").catch(({ details }) => details || {});
   if (!checks) return;
   const wrong = Object.entries(checks).filter(
-    ([name, { status }]) => ["away", "degraded"].includes(status) && !(name === "store" && isStoreAway()),
+    ([name, { status, note }]) => note || (["away", "degraded"].includes(status) && !(name === "store" && isStoreAway())),
   );
-  byId("health").replaceChildren(...wrong.map(([name, { status, message, away_since: since }]) => {
-    const told = since ? `away since ${clock(new Date(since))}` : status;
-    return make("li", { data: { name } }, make("b", {}, name), ` ${told}: ${message}`);
+  byId("health").replaceChildren(...wrong.map(([name, { status, message, note, away_since: since }]) => {
+    const told = since ? `away since ${clock(new Date(since))}: ${message}` : note || `${status}: ${message}`;
+    return make("li", { data: { name } }, make("b", {}, name), ` ${told}`);
   }));
   const { depth, queues = [] } = checks.backlog, oldest = queues.map((queue) => queue.oldest_at).filter(Boolean).sort()[0];
   const waiting = depth === undefined ? "" : `${depth.toLocaleString()} in the queues`;

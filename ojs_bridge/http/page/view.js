@@ -33,10 +33,12 @@ export function when(text) {
   return make("time", { className: "ago", dateTime: text, title: new Date(text).toLocaleString("sv") }, ago(text));
 }
 
-export function ago(text) {
+export const ago = (text) => `${age(text)} ago`;
+
+export function age(text) {
   const seconds = Math.max(0, (Date.now() - new Date(text)) / 1000);
   const [size, unit] = [[86400, "d"], [3600, "h"], [60, "min"]].find(([size]) => seconds >= size) || [1, "s"];
-  return `${Math.floor(seconds / size)} ${unit} ago`;
+  return `${Math.floor(seconds / size)} ${unit}`;
 }
 
 export const json = (value) => JSON.stringify(value, null, 2);
@@ -119,16 +121,18 @@ export function tell(done, failed = "") {
   trouble(null);
 }
 
-// Enter in the field of the reason must neither do it nor lose what was typed.
-byId("question-reason").addEventListener("keydown", (event) => {
-  if (event.key !== "Enter") return;
+// Enter in a field must neither do it nor lose what was typed.
+byId("question").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || !event.target.matches("input")) return;
   event.preventDefault();
   byId("question-yes").focus();
 });
 
 // Asks before something is done, and shows why it cannot be; resolves to whether it was done. The work is given the
-// reason for the audit, as a part of a body, and the time of a move.
-export async function question(text, { yes, no, isDanger, asksTime, told, done }, work) {
+// reason for the audit, as a part of a body, the time of a move, and what was typed in the fields of its own.
+export async function question(text, { yes, no, isDanger, asksTime, told, done, fields = [] }, work) {
+  const own = fields.map(({ label, ...field }) => make("label", {}, label, make("input", { autocomplete: "off", ...field })));
+  byId("question-fields").replaceChildren(...own);
   const at = byId("question-at");
   at.parentElement.hidden = !asksTime;
   // An hour from now, in the reader's own time.
@@ -143,17 +147,17 @@ export async function question(text, { yes, no, isDanger, asksTime, told, done }
   byId("question-reason").value = "";
   dialog.returnValue = "";
   dialog.showModal();
-  byId("question-no").focus();
+  (own[0]?.querySelector("input") || byId("question-no")).focus();
   return new Promise((resolve) => {
     const act = async (event) => {
       event.preventDefault();
-      if (asksTime && !at.reportValidity()) return;
+      if (!at.form.reportValidity()) return;
       button.disabled = true;
       byId("question-no").textContent = "Close";
       tell("");
       try {
         const reason = byId("question-reason").value.trim();
-        await work({ ...(reason && { reason }), ...(asksTime && { at: new Date(at.value).toISOString() }) });
+        await work({ ...(reason && { reason }), ...(asksTime && { at: valueOf(at) }), ...typedIn(own) });
         if (done) tell(done);
         resolve(true);
       } catch (error) {
@@ -169,4 +173,14 @@ export async function question(text, { yes, no, isDanger, asksTime, told, done }
       resolve(false);
     }, { once: true });
   });
+}
+
+function typedIn(labels) {
+  const filled = labels.map((label) => label.querySelector("input")).filter(({ value }) => value.trim());
+  return Object.fromEntries(filled.map((input) => [input.name, valueOf(input)]));
+}
+
+function valueOf({ type, value }) {
+  if (type === "number") return Number(value);
+  return type === "datetime-local" ? new Date(value).toISOString() : value.trim();
 }

@@ -1,17 +1,19 @@
-// All that waits until it is due: parked retries and scheduled jobs, each with a countdown.
+// All that waits until it is due: parked retries, scheduled jobs and held ones, each with a countdown.
 
 import { call, mayWrite, pathOf } from "./api.js";
 import * as detail from "./detail.js";
+import * as holds from "./holds.js";
 import { listOf } from "./list.js";
 import { byId, deed, guarded, make, question } from "./view.js";
 
 const KIND = "waiting", JOBS = "admin/jobs";
-const WORDS = { retryable: "Retry", scheduled: "Scheduled" };
+const WORDS = { retryable: "Retry", scheduled: "Scheduled", pending: "Held" };
 
 const list = listOf({
   name: KIND,
   kind: KIND,
   row,
+  more: holds.load,
   pageOf: tellShort,
   words: {
     none: "Nothing waits.", unmatched: "Nothing that waits matches these filters.",
@@ -19,7 +21,8 @@ const list = listOf({
   },
 });
 
-export const { load, loadMore, refresh, fill, isFree } = list;
+export const { load, loadMore, fill, isFree } = list;
+export const refresh = () => Promise.all([list.refresh(), holds.load()]);
 export const keys = {
   r: (id) => list.doSelected("Run", id), m: (id) => list.doSelected("Move", id), d: (id) => list.doSelected("Cancel", id),
 };
