@@ -112,11 +112,14 @@ class Releaser:
         self._done = ""
         #: The jobs that have a turn, and when.
         self._turns: dict[Reservation, datetime] = {}
+        #: The holds of which the log was told that they are on.
+        self._told: dict[str, Hold] = {}
 
     def release(self) -> None:
         """Look at the held jobs if the holds have changed since all were looked at; raises StoreError."""
         now = self._clock()
         holds = read(self._store.documents)
+        self._tell({hold.id: hold for hold in holds if hold.is_on(now)})
         ends = [hold.ended_at or hold.until for hold in holds if not hold.is_on(now)]
         latest = max((at for at in ends if at), default=None)
         if latest and now < latest + BEGINS:
@@ -140,6 +143,16 @@ class Releaser:
             reservations.settle(settle)
         self._done, self._turns = key, {}
         self._store.documents.forget(KIND, before=now - KEPT)
+
+    def _tell(self, on: dict[str, Hold]) -> None:
+        """Tell the log which holds are new, and which are over."""
+        for hold in on.values():
+            if hold.id not in self._told:
+                logger.warning("holds %s: %s", hold.of, hold.reason)
+        for hold in self._told.values():
+            if hold.id not in on:
+                logger.warning("holds %s no more: %s", hold.of, hold.reason)
+        self._told = on
 
     def _look(self, holds: Sequence[Hold], now: datetime) -> int:
         """Make jobs due that nothing holds; return how many."""

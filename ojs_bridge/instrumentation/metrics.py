@@ -116,6 +116,8 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "ojs_retries_parked": ("Retries that wait in the store", ()),
     "ojs_retries_in_broker": ("Retries that wait in the broker until they are due", ()),
     "ojs_jobs_scheduled": ("Jobs that their users have delayed, and that wait in the store", ()),
+    "ojs_jobs_held": ("Jobs that a hold keeps from their begin, and that wait in the store", ()),
+    "ojs_holds": ("Holds that are on, such as pauses", ()),
     "ojs_waiting_overdue_seconds": ("For how long the oldest job in the store is due", ()),
     "ojs_dead_letter_total": ("Dead letters by job type", ("type",)),
     "ojs_dead_letter_fullness": (
@@ -168,6 +170,8 @@ def _samples(bridge: Bridge) -> list[Sample]:
         ("ojs_retries_parked", (), parked),
         ("ojs_retries_in_broker", (), short["count"]),
         ("ojs_jobs_scheduled", (), scheduled),
+        ("ojs_jobs_held", (), _fact(checks, "holds", "held")),
+        ("ojs_holds", (), _fact(checks, "holds", "on")),
         ("ojs_waiting_overdue_seconds", (), max((now - parse_time(due)).total_seconds(), 0) if due else 0),
     ]
     for place in ("queue", "host"):

@@ -17,11 +17,12 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypeAlias
 
+from ..engine import holds
 from ..engine.context import Context
 from ..engine.runs import Backlog
 from ..errors import StoreError
 from ..rules.job import format_time, parse_time
-from ..store import EVERYTHING, Document, Documents, Store
+from ..store import EVERYTHING, Document, Documents, Filter, Store
 from .letters import every_page
 from .rates import in_broker
 from .waiting import WORDS
@@ -38,7 +39,10 @@ LATELY, OVERDUE = timedelta(seconds=90), timedelta(seconds=60)
 SECONDS = 3.0
 _PAGE = 1000
 #: The questions by name, and what knows the answer.
-_KNOWS = {"store": "store", "broker": "broker", "workers": "store", "backlog": "broker", "waiting": "store"}
+_KNOWS = {
+    **dict.fromkeys(("store", "workers", "waiting", "holds"), "store"),
+    **dict.fromkeys(("broker", "backlog"), "broker"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The answers by name: `store`, `broker`, `workers`, `backlog`, `waiting`."""
+    """The answers by name: `store`, `broker`, `workers`, `backlog`, `waiting`, `holds`."""
 
     checks: Mapping[str, Check]
 
@@ -146,6 +150,7 @@ class Probe:
         return {
             "workers": Workers(self._workers, now).check(),
             "waiting": _waiting(store, now),
+            "holds": _holds(store, now),
             "store": Check("ok", schema, {"schema": version}),
         }
 
@@ -294,6 +299,15 @@ def _waiting(store: Store, now: datetime) -> Check:
     words = "retry waits" if short.count == 1 else "retries wait"
     waits = f"; {short.count:,} {words} in the broker" if short.count else ""
     return Check("ok", f"none is {'overdue' if due else 'parked'}{waits}", facts)
+
+
+def _holds(store: Store, now: datetime) -> Check:
+    """Return the answer about what holds jobs; a hold that may be forgotten is a note."""
+    on = [hold for hold in holds.read(store.documents) if hold.is_on(now)]
+    held = store.parked.count(Filter(kind="held"))
+    note = "; ".join(f"{hold.of}: {text}" for hold in on if (text := hold.still_on(now)))
+    told = f"{len(on)} on, {held:,} held" if on else "none is on"
+    return Check("ok", "; ".join(filter(None, (told, note))), {"on": len(on), "held": held, "note": note})
 
 
 class Beat:

@@ -49,6 +49,14 @@ class Hold:
         if len(self.why) > MAX_WHY:
             raise ValueError(f"reason: {len(self.why):,} characters; there may be {MAX_WHY:,} at most")
 
+    @property
+    def of(self) -> str:
+        """The jobs that it is about, in words."""
+        named = [f"of {self.type}"] if self.type else []
+        named += [f"of the queue {self.queue}"] if self.queue else []
+        named += [f"whose last error is {self.error_type}"] if self.error_type else []
+        return " ".join(("jobs", *named))
+
     def is_on(self, now: datetime) -> bool:
         """Return whether it holds jobs now."""
         return self.ended_at is None and (self.until is None or now < self.until)

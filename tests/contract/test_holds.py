@@ -45,6 +45,7 @@ def test_a_paused_job_waits_uncounted_and_goes_on_in_its_order(fleet: Fleet) -> 
     assert (shown.hold.id, shown.held, shown.hold.by) == ("pause:type=act", 3, hold.by)
     assert bridge.counts()["pending"] == 3
     assert "job.held" in fleet.types(jobs[0])
+    eventually(lambda: f"holds jobs of act: {hold.reason}" in fleet.worker.log, what="a line of the log")
     order = held(fleet)
     bridge.resume("act")
     assert [end(fleet, job).type for job in jobs] == ["job.completed"] * 3
@@ -52,6 +53,8 @@ def test_a_paused_job_waits_uncounted_and_goes_on_in_its_order(fleet: Fleet) -> 
     assert ran == order
     assert [attempts(fleet, job) for job in jobs] == [[1]] * 3
     assert (bridge.holds.list(), held(fleet)) == ([], [])
+    eventually(lambda: "holds jobs of act no more: " in fleet.worker.log, what="another line")
+    assert fleet.worker.log.count("holds jobs of act: ") == 1
     with pytest.raises(HoldNotFound, match="there is no pause of"):
         bridge.resume("act")
 

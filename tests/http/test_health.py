@@ -17,7 +17,7 @@ def test_a_probe(tmp_path: Path) -> None:
     whole = door.client.get(HEALTH).json()
     assert (whole["status"], set(whole["checks"])) == (
         "degraded",
-        {"store", "broker", "workers", "backlog", "waiting"},
+        {"store", "broker", "workers", "backlog", "waiting", "holds"},
     )
     client = client_at(door.bridge, Access(tokens_of(OPERATOR), LOOPBACK, probes=Buckets(20, 0.001)))
     answer = client.get(HEALTH, headers={"Host": "10.0.0.7:8787"})

@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,13 @@ from dramatiq.brokers.stub import StubBroker
 import ojs_bridge.celery
 import ojs_bridge.dramatiq
 from ojs_bridge import Bridge
+from ojs_bridge.engine import holds
 from ojs_bridge.engine.context import Context
 from ojs_bridge.engine.runs import Backlog
+from ojs_bridge.instrumentation.metrics import gauges_text
 from ojs_bridge.messages import CREATED
 from ojs_bridge.operations import health
-from ojs_bridge.operations.health import Beat
+from ojs_bridge.operations.health import Beat, Check
 from ojs_bridge.rules.job import format_time
 from tests.cli.running import run
 from tests.lives import FRAMEWORK, Outbox, bridge_with_outbox
@@ -61,7 +64,7 @@ def test_all_is_well(fleet: Lives) -> None:
     assert bridge.store is not None
     assert statuses(bridge) == {
         "all": "degraded", "store": "ok", "broker": "ok", "workers": "degraded", "backlog": "ok",
-        "waiting": "ok",
+        "waiting": "ok", "holds": "ok",
     }  # fmt: skip
     worker = Bridge(bridge.store)
     worker.start()
@@ -79,6 +82,29 @@ def test_all_is_well(fleet: Lives) -> None:
     found = bridge.health.check()
     assert (found.status, found.checks["waiting"].status) == ("degraded", "degraded")
     assert found.checks["waiting"].message.startswith("the oldest parked retry is 30")
+
+
+def test_a_pause_is_told_and_one_that_may_be_forgotten_is_a_note(fleet: Lives) -> None:
+    """Neither makes a fleet unwell."""
+    bridge, _ = fleet
+    assert bridge.store is not None
+    assert bridge.health.check().checks["holds"] == Check(
+        "ok", "none is on", {"on": 0, "held": 0, "note": ""}
+    )
+    hold = bridge.pause("billing.*", queue="mail")
+    bridge.store.parked.park(parked("h-1", kind="held"))
+    assert bridge.health.check().checks["holds"] == Check(
+        "ok", "1 on, 1 held", {"on": 1, "held": 1, "note": ""}
+    )
+    holds.write(bridge.store.documents, replace(hold, since=hold.since - timedelta(days=2, hours=1)))
+    note = "jobs of billing.* of the queue mail: still on after 2 d 1 h"
+    told = bridge.health.check().checks["holds"]
+    assert (told.status, told.message, told.facts["note"]) == ("ok", f"1 on, 1 held; {note}", note)
+    text = gauges_text(bridge).decode()
+    assert "ojs_holds 1.0" in text
+    assert "ojs_jobs_held 1.0" in text
+    bridge.resume("billing.*", queue="mail")
+    assert bridge.health.check().checks["holds"].facts["on"] == 0
 
 
 def test_workers_of_long_ago(fleet: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
