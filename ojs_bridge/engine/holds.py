@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 
 from ..errors import StoreError
@@ -43,6 +43,11 @@ def read(documents: Documents) -> Sequence[Hold]:
     """Return the holds that are on, and those that have ended lately; raises StoreError."""
     page = documents.list(KIND, limit=_PAGE, cursor=None)
     return [Hold.from_json(document.body) for document in page.documents]
+
+
+def that_hold(holds: Iterable[Hold], job: Job) -> Sequence[Hold]:
+    """Return the holds that are about a job."""
+    return [hold for hold in holds if hold.covers(job.type, job.queue) and hold.holds(job)]
 
 
 def write(documents: Documents, hold: Hold) -> None:
@@ -136,7 +141,7 @@ class Releaser:
             return
         settle = Settle(reservation, self._holder, now + KEEP)
         if asked.grant is not Grant.SETTLED:
-            moved = self._look(holds, now)
+            moved = self.look(holds, now)
             if moved or (latest and now < latest + LOOKS_FOR):
                 reservations.release(settle)
                 return
@@ -154,7 +159,7 @@ class Releaser:
                 logger.warning("holds %s no more: %s", hold.of, hold.reason)
         self._told = on
 
-    def _look(self, holds: Sequence[Hold], now: datetime) -> int:
+    def look(self, holds: Sequence[Hold], now: datetime) -> int:
         """Make jobs due that nothing holds; return how many."""
         moved, ends, cursor = 0, time.monotonic() + GO_SECONDS, None
         parked = self._store.parked
@@ -171,7 +176,7 @@ class Releaser:
         job = job_of_parked(parked)
         if job.turn:
             return False
-        its = [hold for hold in holds if hold.covers(job.type, job.queue) and hold.holds(job)]
+        its = that_hold(holds, job)
         if any(hold.is_on(now) for hold in its):
             return False
         # Without a rate they go in the order in which they came.

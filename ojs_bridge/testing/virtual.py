@@ -11,14 +11,18 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
+from typing_extensions import Unpack
+
 from ..adapters import Framework, frameworks
 from ..bridge import Bridge
+from ..engine import holds
 from ..engine.events import Event
 from ..engine.scheduler import CLAIM, Scheduler
+from ..engine.storing import job_of_parked
 from ..errors import ConfigurationError
 from ..operations.letters import MAX_PAGE, every_page
 from ..rules.notations import read_duration
-from ..store import Letter, Parked
+from ..store import Fields, Letter, Parked
 from .parts import Agenda, Clock, Handler, VirtualEngine, VirtualWorker, WorkerDied, engine_of, instance_of
 
 #: After so many deliveries in one run its jobs count as endless.
@@ -75,7 +79,8 @@ class Job:
     @property
     def attempts(self) -> int:
         """How many attempts have begun, those whose worker has died included."""
-        return max((event.data.get("attempt", 0) for event in self._latest), default=0)
+        begun = (event for event in self._latest if event.type != "job.held")
+        return max((event.data.get("attempt", 0) for event in begun), default=0)
 
     @property
     def waits(self) -> list[float]:
@@ -119,6 +124,7 @@ class VirtualTime:
         self._clock, self._agenda, self._worker = clock, agenda, worker
         publishers, store = engine.context.publishers, engine.context.store_for("virtual time")
         self._publisher = publishers[worker.framework]
+        self._documents, self._releaser = store.documents, holds.Releaser(store, clock)
         self._scheduler = Scheduler(store.parked, store.reservations, publishers, clock, engine.give_up)
         self._failures: defaultdict[str, deque[BaseException | type[BaseException]]] = defaultdict(deque)
         self._delivering = False
@@ -154,12 +160,12 @@ class VirtualTime:
     @property
     def parked(self) -> tuple[Parked, ...]:
         """The jobs that wait in the store, the next one due first."""
-        read = self.bridge.waiting.list
-        pages = every_page(lambda cursor: read(limit=MAX_PAGE, cursor=cursor))
-        return tuple(parked for page in pages for parked in page.jobs)
+        return self._waiting()
 
     def run(self) -> Job:
         """Run all that there is to run, and jump over every delay; return the job that began first.
+
+        A job that a pause holds stays as it is. A pause with an end is a delay.
 
         Raises NothingRan, and RuntimeError for jobs that do not end.
         """
@@ -200,7 +206,7 @@ class VirtualTime:
             raise NothingRan(
                 "no job under the bridge has run: send one first, in the test and to the app or broker of "
                 "this fixture; neither a broadcast nor a task that the policies of `install` do not name is "
-                "under the bridge"
+                "under the bridge, and what a pause holds runs when it is over"
             )
         return next(job for job in self.jobs if job.id == new[0].id)
 
@@ -225,8 +231,8 @@ class VirtualTime:
         if self._hand_out():
             return True
         # When the scheduler next has a job to publish.
-        first = self.bridge.waiting.list(limit=1).jobs
-        parked = max(first[0].next_retry_at, self._tries_again) if first else None
+        first = self._next_parked()
+        parked = max(first, self._tries_again) if first else None
         due = min((due for due in (self._agenda.next_due(), parked) if due), default=None)
         if due is None or (until is not None and due > until):
             return False
@@ -235,6 +241,24 @@ class VirtualTime:
             # It could not be published. The scheduler tries again when its claim has ended.
             self._tries_again = self._clock() + CLAIM
         return True
+
+    def _next_parked(self) -> datetime | None:
+        """Return when the next job of the store is to run; a held job, when its holds end, if they do."""
+        now, known = self._clock(), holds.read(self._documents)
+        self._releaser.look(known, now)
+        free = self.bridge.retries.list(limit=1), self.bridge.scheduled.list(limit=1)
+        times = [parked.next_retry_at for page in free for parked in page.jobs]
+        for parked in self._waiting(kind="held"):
+            its = holds.that_hold(known, job_of_parked(parked))
+            ends = [hold.until for hold in its if hold.is_on(now)]
+            if None not in ends:
+                times.append(max((end for end in ends if end), default=parked.next_retry_at))
+        return min(times, default=None)
+
+    def _waiting(self, **fields: Unpack[Fields]) -> tuple[Parked, ...]:
+        read = self.bridge.waiting.list
+        pages = every_page(lambda cursor: read(limit=MAX_PAGE, cursor=cursor, **fields))
+        return tuple(parked for page in pages for parked in page.jobs)
 
     def _hand_out(self) -> bool:
         if self._delivering:

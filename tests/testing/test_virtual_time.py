@@ -56,6 +56,39 @@ def test_rabbitmq_is_not_needed_either(kind) -> None:
         assert ojs.run().waits == [15, 60, 240, 960]
 
 
+def test_a_paused_job_is_as_if_not_there_until_the_pause_ends(shop: Shop, ojs: VirtualTime) -> None:
+    """Other jobs run on, with their delays; each runs once, and no faster than the rate of the resume."""
+    task, other = shop.task(lambda: None, "charge"), shop.task(down, "other", **CRM)
+    ojs.bridge.pause("charge", reason="the bank is down")
+    for _ in range(3):
+        shop.send(task)
+    job = ojs.run()
+    assert (job.outcome, job.attempts, ojs.elapsed) == (None, 0, timedelta())
+    assert job.reason.endswith("(the bank is down)")
+    assert [parked.kind for parked in ojs.parked] == ["held"] * 3
+    shop.send(other)
+    assert ojs.run().waits == [15, 60, 240, 960]
+    before = ojs.elapsed
+    with pytest.raises(NothingRan, match="what a pause holds runs when it is over"):
+        ojs.run()
+    ojs.advance("PT1H")
+    assert [job.outcome for job in ojs.jobs] == [None, None, None, "dead_letter"]
+    ojs.bridge.resume("charge", rate="1/s")
+    assert ojs.run().outcome == "completed"
+    assert [(job.outcome, job.attempts) for job in ojs.jobs[:3]] == [("completed", 1)] * 3
+    assert ojs.parked == ()
+    assert timedelta(seconds=2) <= ojs.elapsed - before - timedelta(hours=1) <= timedelta(seconds=6)
+
+
+def test_a_pause_with_an_end_is_a_delay(shop: Shop, ojs: VirtualTime) -> None:
+    ojs.bridge.pause("*", until=ojs.now + timedelta(hours=3))
+    shop.send(shop.task(lambda: None, "charge"))
+    job = ojs.run()
+    assert (job.outcome, job.attempts) == ("completed", 1)
+    assert ojs.elapsed == timedelta(hours=3)
+    assert [event.type for event in ojs.events if event.subject == job.id].count("job.held") == 1
+
+
 def test_a_success(shop: Shop, ojs: VirtualTime) -> None:
     shop.send(shop.task(lambda: None, "fine"))
     job = ojs.run()
