@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
@@ -23,12 +23,15 @@ logger = logging.getLogger("ojs_bridge")
 RATE, SLOTS = "rate", "slots"
 #: For how long a slot is kept for a job that was given it and has not begun.
 GIVEN = timedelta(seconds=10)
-#: How many held jobs are looked at for the next one.
-_LOOKS = 100
+#: The most jobs that a document of slots lists as waiting. Of more, the next is looked for: so many held
+#: jobs at a time, and so many at the most.
+WAIT, LOOKS, LOOKS_AT = 200, 100, 1000
 #: Returns the value of an argument of a job by its name.
 Argument: TypeAlias = Callable[[str], object]
 #: The jobs that have a slot: their reservations, and since when.
 Taken: TypeAlias = Mapping[Reservation, datetime]
+#: The jobs that wait for a slot: their ids, and the reservations that they will ask for.
+Waits: TypeAlias = Mapping[str, Reservation]
 
 
 class Limits:
@@ -65,7 +68,7 @@ class Limits:
                     self.release(job, reservation)
                     return self._until(job, at, turn, f"the rate of {said}: its turn is at {at:%H:%M:%S} UTC")
             if dependency.concurrency and reservation:
-                if not self._has_slot(name, dependency.concurrency, reservation):
+                if not self._has_slot(name, dependency.concurrency, job, reservation):
                     self.release(job, reservation)
                     text = f"the slots of {said}: all {dependency.concurrency} are taken"
                     return self._until(job, self._clock() + ASK_AGAIN, f"{SLOTS}:{name}", text)
@@ -112,36 +115,58 @@ class Limits:
             if self._wrote(RATE, name, max(pace), body, known):
                 return turn
 
-    def _has_slot(self, name: str, most: int, reservation: Reservation) -> bool:
+    def _has_slot(self, name: str, most: int, job: Job, reservation: Reservation) -> bool:
         while True:
             known, now = self._store.documents.get(SLOTS, name), self._clock()
-            taken = dict(_taken(known))
+            taken, waits = _read(known)
             if reservation in taken:
                 return True  # it was given to this job
             if len(taken) >= most:
                 taken = self._live(taken, now)
-            if len(taken) >= most:
+            has_it = len(taken) < most
+            if has_it:
+                taken = {**taken, reservation: now}
+            elif job.id in waits or len(waits) < WAIT:
+                # It keeps its place when it asks again.
+                waits = {**waits, job.id: Reservation(reservation.key, reservation.fence + 1)}
+            else:
                 return False
-            if self._wrote_slots(name, {**taken, reservation: now}, known):
-                return True
+            if self._wrote_slots(name, taken, waits, known):
+                return has_it
 
     def _give(self, name: str, dependency: Dependency, *, ended: Reservation | None = None) -> bool:
         """Give a free slot to the next job that waits for it; return whether one has got it."""
         while True:
             known, now = self._store.documents.get(SLOTS, name), self._clock()
-            taken = self._live({held: at for held, at in _taken(known).items() if held != ended}, now)
-            is_free = len(taken) < (dependency.concurrency or 0)
-            waits = self._waiting(dependency, f"{SLOTS}:{name}") if is_free else iter(())
-            following = next((job for job in waits if Reservation(job.key, job.fence) not in taken), None)
+            taken, waits = _read(known)
+            taken = self._live({held: at for held, at in taken.items() if held != ended}, now)
+            following = None
+            if len(taken) < (dependency.concurrency or 0):
+                following, waits = self._next(name, dependency, taken, waits)
             if following is not None:
                 taken = {**taken, Reservation(following.key, following.fence): now}
             elif ended is None:
                 return False
-            if self._wrote_slots(name, taken, known):
+            if self._wrote_slots(name, taken, waits, known):
                 break
         if following is not None and self._store.parked.reschedule(following, now):
             self._publish(following)
         return following is not None
+
+    def _next(
+        self, name: str, dependency: Dependency, taken: Taken, waits: Waits
+    ) -> tuple[Parked | None, Waits]:
+        """Return the job that has waited longest for a slot, and those that wait on."""
+        left = dict(waits)
+        while left:
+            job_id = next(iter(left))
+            its = left.pop(job_id)
+            parked = self._store.parked.get(job_id, "held")
+            # It may have been cancelled, or have another chain.
+            if parked and (parked.key, parked.fence) == its:
+                return parked, left
+        others = self._waiting(dependency, f"{SLOTS}:{name}")
+        return next((job for job in others if Reservation(job.key, job.fence) not in taken), None), left
 
     def _live(self, taken: Taken, now: datetime) -> dict[Reservation, datetime]:
         """Return the slots whose jobs are under way, or were just given one."""
@@ -149,17 +174,21 @@ class Limits:
         return {held: at for held, at in taken.items() if held in under_way or now - at < GIVEN}
 
     def _waiting(self, dependency: Dependency, turn: str) -> Iterator[Parked]:
-        """Yield held jobs of a dependency that wait for such a turn, in the order in which they came."""
-        found: list[Parked] = []
+        """Yield held jobs of a dependency that wait for such a turn, by type in the order of their time."""
         for pattern in self._dependencies.jobs_of(dependency.name):
-            where = Filter(type=pattern, kind="held")
-            found += self._store.parked.list(where, limit=_LOOKS, cursor=None).jobs
-        for job in sorted(found, key=lambda job: job.parked_at):
-            if str(job.state.get("turn", "")).startswith(turn):
-                yield job
+            where, cursor = Filter(type=pattern, kind="held"), None
+            for _ in range(LOOKS_AT // LOOKS):
+                page = self._store.parked.list(where, limit=LOOKS, cursor=cursor)
+                yield from (job for job in page.jobs if str(job.state.get("turn", "")).startswith(turn))
+                cursor = page.next_cursor
+                if cursor is None:
+                    break
 
-    def _wrote_slots(self, name: str, taken: Taken, known: Document | None) -> bool:
-        body = {"taken": [[held.key, held.fence, at.isoformat()] for held, at in taken.items()]}
+    def _wrote_slots(self, name: str, taken: Taken, waits: Waits, known: Document | None) -> bool:
+        body = {
+            "taken": [[held.key, held.fence, at.isoformat()] for held, at in taken.items()],
+            "waits": [[job_id, its.key, its.fence] for job_id, its in waits.items()],
+        }
         return self._wrote(SLOTS, name, self._clock(), body, known)
 
     def _wrote(
@@ -170,6 +199,7 @@ class Limits:
         return self._store.documents.write(Document(kind, name, at, own, known.revision + 1 if known else 1))
 
 
-def _taken(known: Document | None) -> Taken:
-    entries: Sequence[Any] = known.body["taken"] if known else ()
-    return {Reservation(key, fence): datetime.fromisoformat(at) for key, fence, at in entries}
+def _read(known: Document | None) -> tuple[Taken, Waits]:
+    body = known.body if known else {"taken": (), "waits": ()}
+    taken = {Reservation(key, fence): datetime.fromisoformat(at) for key, fence, at in body["taken"]}
+    return taken, {job_id: Reservation(key, fence) for job_id, key, fence in body["waits"]}

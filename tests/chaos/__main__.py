@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.chaos.fates import load
 from tests.chaos.frameworks import OnCelery, OnDramatiq
 from tests.chaos.report import Verdict, judge, table
-from tests.chaos.trial import Outage, Storm, Trial
+from tests.chaos.trial import Outage, Pause, Storm, Trial
 from tests.servers import Postgres, Proxy, RabbitMQ, Valkey
 
 STORM = Storm(
@@ -33,6 +33,14 @@ STORM = Storm(
     ),
     # A fleet on a busy machine, with a store on PostgreSQL, needs more than twice the time of one at rest.
     patience=900,
+)
+#: What `--holds` adds: pauses that come and go, one of them over an outage of the store; the store answers
+#: whenever one begins or ends.
+PAUSES = (
+    Pause(5, "flaky", 15, "40/s"),
+    Pause(30, "doomed", 15),
+    Pause(38, "*", 4),
+    Pause(46, "instant", 50, "60/s"),
 )
 #: The seconds for the framework alone: a job that kills its worker never ends there.
 BOUND = 150
@@ -69,6 +77,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--stores", nargs="+", choices=STORES, default=list(STORES), help="what keep the bridge's records"
     )
+    parser.add_argument(
+        "--holds", action="store_true", help="pause jobs, and limit some, where there is the bridge"
+    )
     parser.add_argument("--folder", type=Path, help="keep ledgers and logs here")
     return parser.parse_args()
 
@@ -85,9 +96,10 @@ def _trial(framework: str, broker: str, store: str | None, asked: argparse.Names
         folder = (asked.folder or Path(temporary)) / name.replace(" ", "-")
         kept = stack.enter_context(STORES[store]()) if store else None
         way = stack.enter_context(Proxy(kept.port)) if kept else None
-        trial = Trial(FRAMEWORKS[framework](), queue, kept, jobs, folder, way)
-        storm = STORM if store else replace(STORM, patience=BOUND)
-        return judge(name, jobs, trial.run(storm), bridged=store is not None)
+        holds = asked.holds and store is not None
+        trial = Trial(FRAMEWORKS[framework](), queue, kept, jobs, folder, way, limited=holds)
+        storm = replace(STORM, pauses=PAUSES if holds else ()) if store else replace(STORM, patience=BOUND)
+        return judge(name, jobs, trial.run(storm), bridged=store is not None, limited=holds)
 
 
 main()

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tests.chaos.fates import READING, delay_before, fate_of
+from tests.chaos.fates import READING, SLOW, delay_before, fate_of
 from tests.chaos.ledger import Line, Reader
+from tests.chaos.settings import SLOTS
 from tests.chaos.trial import Outcome
 
 HEAD = (
@@ -32,6 +33,8 @@ class Verdict:
     over: dict[str, int] = field(default_factory=dict)
     early: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)
+    crowded: list[str] = field(default_factory=list)
     #: Seconds from the kill of a run until its job began again, without the policy's wait, and whether all
     #: servers were there meanwhile.
     returns: list[tuple[float, bool]] = field(default_factory=list)
@@ -40,7 +43,8 @@ class Verdict:
     def faults(self) -> dict[str, Iterable[str]]:
         """Return the jobs for which the bridge broke a promise, by promise."""
         found: dict[str, Iterable[str]] = {
-            name: getattr(self, name) for name in ("lost", "stuck", "twice", "wrong", "over", "early")
+            name: getattr(self, name)
+            for name in ("lost", "stuck", "twice", "wrong", "over", "early", "held", "crowded")
         }
         return {name: jobs for name, jobs in found.items() if jobs}
 
@@ -57,9 +61,14 @@ class Verdict:
         return [self.name, *(f"{number:,}" for number in counts), *(f"{second:.1f}" for second in told)]
 
 
-def judge(name: str, jobs: Sequence[str], outcome: Outcome, *, bridged: bool) -> Verdict:
+def judge(
+    name: str, jobs: Sequence[str], outcome: Outcome, *, bridged: bool, limited: bool = False
+) -> Verdict:
     """Count the jobs by their ends."""
     verdict = Verdict(name, len(jobs), outcome.starts, outcome.seconds)
+    verdict.held = sorted(outcome.held)
+    if limited:
+        verdict.crowded = _crowded(outcome, jobs)
     for job in jobs:
         _judge_end(verdict, job, outcome, bridged=bridged)
         starts = outcome.ledger.lines(job, "start")
@@ -70,6 +79,22 @@ def judge(name: str, jobs: Sequence[str], outcome: Outcome, *, bridged: bool) ->
             verdict.early.append(job)
         verdict.returns += _returns(outcome, job)
     return verdict
+
+
+def _crowded(outcome: Outcome, jobs: Sequence[str]) -> list[str]:
+    """Return the slow jobs that ran while all slots were taken.
+
+    A run ends when it is done, or when its process is killed. A frozen worker's runs are lost meanwhile.
+    """
+    runs: list[tuple[float, float, str]] = []
+    for job in (job for job in jobs if fate_of(job).name == "slow"):
+        for start in outcome.ledger.lines(job, "start"):
+            ends = [line.at for line in outcome.ledger.lines(job, "done") if line.pid == start.pid]
+            kills = [at for at, processes in outcome.kills if start.pid in processes]
+            end = min((at for at in (*ends, *kills) if at >= start.at), default=start.at)
+            # A run that takes much longer was frozen.
+            runs.append((start.at, min(end, start.at + SLOW), job))
+    return [job for at, _, job in runs if sum(begin <= at < end for begin, end, _ in runs) > SLOTS]
 
 
 def story(faults: Mapping[str, Iterable[str]], outcome: Outcome, log: str) -> str:

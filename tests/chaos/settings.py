@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 
-from ojs_bridge import Bridge, Event
+from ojs_bridge import Bridge, Dependency, Event
 from tests.chaos.fates import RESERVATION
 from tests.chaos.ledger import Ledger
 
@@ -14,6 +14,8 @@ VARIABLE = "OJS_CHAOS"
 QUEUE = "chaos"
 #: RabbitMQ 4 drops a message of a quorum queue after so many deliveries, unless told otherwise.
 DELIVERY_LIMIT = 20
+#: The slots of slow jobs.
+SLOTS = 3
 QUORUM = {"x-queue-type": "quorum", "x-delivery-limit": DELIVERY_LIMIT}
 
 
@@ -30,6 +32,8 @@ class Settings:
     ledger: str
     hasty: bool = True
     heartbeat: int | None = None
+    #: Whether jobs that fail have a rate, and slow ones slots.
+    limited: bool = False
 
     @property
     def on_redis(self) -> bool:
@@ -54,4 +58,13 @@ class Settings:
                 ledger.note(event.type, event.subject, attempt)
 
         reservation = f"PT{RESERVATION}S" if self.hasty else None
-        return Bridge(self.store, listeners=[note] if ledger else [], reservation=reservation)
+        limits = (
+            Dependency("slots", jobs=["slow"], concurrency=SLOTS),
+            Dependency("rate", jobs=["doomed"], rate="30/s"),
+        )
+        return Bridge(
+            self.store,
+            listeners=[note] if ledger else [],
+            reservation=reservation,
+            dependencies=limits if self.limited else (),
+        )

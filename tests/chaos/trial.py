@@ -7,11 +7,11 @@ import random
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from ojs_bridge import open_store
+from ojs_bridge import Bridge, open_store
 from ojs_bridge.store import Filter
 from tests.chaos.fates import RESERVATION, fate_of
 from tests.chaos.frameworks import Framework, waiting
@@ -40,13 +40,27 @@ class Outage:
 
 
 @dataclass(frozen=True)
+class Pause:
+    """Jobs of a type are paused for some seconds, and go on at a rate."""
+
+    at: float
+    type: str
+    seconds: float
+    rate: str | None = None
+
+
+@dataclass(frozen=True)
 class Storm:
-    """The length of the killing, its pace, and the servers that go away meanwhile; all in seconds."""
+    """The length of the killing, its pace, and the servers that go away meanwhile; all in seconds.
+
+    With `pauses` jobs have a rate and slots, too.
+    """
 
     seconds: float
     kill_every: float
     outages: Sequence[Outage]
     patience: float
+    pauses: Sequence[Pause] = ()
 
 
 @dataclass
@@ -64,6 +78,8 @@ class Outcome:
     outages: list[tuple[float, float]]
     starts: int
     seconds: float
+    #: The jobs that are held at the end, though nothing holds them.
+    held: set[str] = field(default_factory=set)
 
 
 class Trial:
@@ -77,6 +93,8 @@ class Trial:
         jobs: Sequence[str],
         folder: Path,
         way: Proxy | None = None,
+        *,
+        limited: bool = False,
     ) -> None:
         self._framework, self._broker, self._store, self._jobs = framework, broker, store, jobs
         lines = folder / "ledger"
@@ -85,7 +103,7 @@ class Trial:
         url = store and (way.to(store.url) if way else store.url)
         # A connection may be made just when its way goes silent: that takes no longer than its URL says.
         url = url and url.replace("connect_timeout=60", "connect_timeout=10")
-        self._settings = Settings(broker.url, url, str(lines))
+        self._settings = Settings(broker.url, url, str(lines), limited=limited)
         self._ledger = Reader(lines)
         self._log = folder / "workers.log"
         self._rng = random.Random(len(jobs))
@@ -123,6 +141,9 @@ class Trial:
         for outage in storm.outages:
             begin, end = self._steps(outage)
             actions += [(outage.at, begin), (outage.at + outage.seconds, end)]
+        for pause in storm.pauses:
+            begin, end = self._pausing(pause)
+            actions += [(pause.at, begin), (pause.at + pause.seconds, end)]
         kills = int(storm.seconds / storm.kill_every)
         actions += [((n + 1) * storm.kill_every, self._kill) for n in range(kills)]
         return sorted(actions, key=lambda action: action[0], reverse=True)
@@ -140,6 +161,11 @@ class Trial:
         if outage.frozen:
             return partial(_freeze, server), partial(_thaw, server)
         return server.kill, server.start
+
+    def _pausing(self, pause: Pause) -> tuple[Callable[[], object], Callable[[], object]]:
+        """Return the two functions by which a pause begins and ends, past the way that goes silent."""
+        bridge = Bridge(self._store and self._store.url)
+        return partial(bridge.pause, pause.type), partial(bridge.resume, pause.type, rate=pause.rate)
 
     def _kill(self) -> None:
         """Kill the next worker, but never a frozen one, which is to wake."""
@@ -202,6 +228,7 @@ class Trial:
         seconds = time.monotonic() - self._began
         alive, dead = self._framework.held(self._settings)
         letters = self._letters()
+        held = self._held() if self._store else set()
         starts = sum(worker.starts for worker in self._workers)
         began = time.time() - seconds
         outages = [
@@ -209,7 +236,12 @@ class Trial:
             for outage in storm.outages
             if outage.server in ("broker", "store")
         ]
-        return Outcome(self._ledger, alive, dead | {*letters}, letters, self._kills, outages, starts, seconds)
+        ends = alive, dead | {*letters}, letters
+        return Outcome(self._ledger, *ends, self._kills, outages, starts, seconds, held)
+
+    def _held(self) -> set[str]:
+        waiting = Bridge(self._store and self._store.url).waiting
+        return {job.id for job in waiting.list(kind="held", limit=1000).jobs}
 
 
 def _nothing() -> None:
