@@ -220,7 +220,7 @@ class Bridge:
             self.engine.instruments.started()
         if self.store and self._scheduler is None:
             context, rate = self.engine.context, self.settings.release_rate
-            self._releaser = Releaser(self.store, context.clock)
+            self._releaser = Releaser(self.store, context.clock, self.engine.dependencies)
             self._beat = Beat(context, framework, queues)
             self._scheduler = self._scheduler_type(
                 self.store.parked,

@@ -28,7 +28,7 @@ from ojs_bridge.engine import events
 from ojs_bridge.engine.events import Event
 from ojs_bridge.http.app import document
 from ojs_bridge.rules.decision import GiveBack
-from ojs_bridge.rules.job import Job
+from ojs_bridge.rules.job import Job, format_time
 from ojs_bridge.rules.standard_errors import (
     AWS,
     GRPC,
@@ -189,11 +189,21 @@ def _snooze(pauses: list[Snooze]) -> None:
 
 
 def _of_workers() -> list[Event]:
-    """Return the events of a shutdown and of a replay rule: virtual time has neither."""
+    """Return the events of a shutdown, a replay rule and a breaker: virtual time has none of them."""
     now, job = datetime.now(timezone.utc), Job(id="j-1", type="charge", queue="default", replay_count=1)
     decision = GiveBack(reason="the worker is shutting down")
     given_back = events.of(job, decision, max_attempts=2, seconds=1.0, at=now)
-    return [*given_back, events.replayed(job, now, rule="timeouts")]
+    return [*given_back, events.replayed(job, now, rule="timeouts"), *_of_breakers(now)]
+
+
+def _of_breakers(now: datetime) -> list[Event]:
+    """Return the events of a breaker."""
+    counts = {"runs": 50, "failed": 48}
+    return [
+        events.breaker("opened", "bank", now, **counts, probe_at=format_time(now)),
+        events.breaker("half_open", "bank", now, **counts, probes=3),
+        events.breaker("closed", "bank", now, **counts, rate=2.5),
+    ]
 
 
 def command_line() -> str:

@@ -22,6 +22,8 @@ class Service:
         self.calls: dict[str, list[float]] = {}
         #: What it answers; the headers are written as a query is.
         self.body, self.headers = "{}", ""
+        #: What it answers whatever it is asked for, such as "503"; then `calls` has the times by that.
+        self.says = ""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
@@ -48,7 +50,7 @@ class Service:
 
         `/429,200` has the second answer from the second call on.
         """
-        asked = urlsplit(request.path)
+        asked = urlsplit(f"/{self.says}" if self.says else request.path)
         first, _, then = asked.path.strip("/").split("/")[0].partition(",")
         times = self.calls.setdefault(asked.path, [])
         times.append(time.time())

@@ -18,6 +18,7 @@ from ..rules.failures import MAX_MESSAGE, Failure, cut, safe_repr
 from ..rules.job import Job
 from ..rules.policy import RetryPolicy
 from . import events
+from .breakers import Breakers
 from .context import Context
 from .events import harmless, log_error, strikes
 from .heartbeat import SUSPICION
@@ -42,7 +43,9 @@ class Settling:
         limits: Limits | None,
         reservation: timedelta,
         park_after: timedelta,
+        breakers: Breakers | None = None,
     ) -> None:
+        self._breakers = breakers
         self._documents = context.store.documents if context.store else None
         self._now = context.clock
         self._storing = storing
@@ -100,6 +103,8 @@ class Settling:
         has_run = not (isinstance(decision, SnoozeUntil) and decision.hold)
         if self._rates and has_run:
             harmless(job, self._rates.count, job, decision, seconds)
+        if self._breakers:
+            harmless(job, self._breakers.heard, run, decision)
         if self._instruments.all and has_run:
             harmless(job, self._instruments.concluded, run, decision, seconds)
         if self._events.listeners:
@@ -225,7 +230,7 @@ class Carrying:
     ) -> M:
         """Park a job or publish it, as its time asks for; if that fails, do the other. Return its message."""
         onward = Onward(job, self._storing.header(job), at, decision)
-        is_held = isinstance(decision, SnoozeUntil) and bool(decision.hold)
+        is_held = isinstance(decision, SnoozeUntil) and bool(decision.hold and self._storing.store)
         message, parks, failed = outlet.message(onward), is_held or self._storing.parks(at), None
         for in_store in () if outlet.at_once else (parks, not parks):
             try:

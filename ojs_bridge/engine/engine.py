@@ -20,6 +20,7 @@ from ..rules.job import Header, Job, encode
 from ..rules.policy import AnyPartial, check_errors
 from ..store import MEMORY, Parked, Reservation
 from . import events
+from .breakers import Breakers
 from .carrying import Carrying, Settling
 from .context import Context
 from .events import harmless
@@ -76,18 +77,21 @@ class Engine:
         self.limits = None
         if store and dependencies.limited:
             self.limits = Limits(store, context.clock, dependencies, partial(self.outbox.expect, seconds=0.0))
+        #: The dependencies of each job type.
+        self.dependencies = dependencies
+        self.breakers = Breakers(context, dependencies) if dependencies else None
         self.storing = Storing(context, self.reservations, park_after)
         self.settling = Settling(
-            context, self.reservations, self.storing, self.limits, reservation, park_after
+            *(context, self.reservations, self.storing, self.limits, reservation, park_after), self.breakers
         )
         self.carrying = Carrying(context, self.storing)
-        self.holds = KnownHolds(store.documents, context.clock) if store else None
+        self.holds = self.breakers.known if self.breakers else None
+        if store and not self.holds:
+            self.holds = KnownHolds(store.documents, context.clock, dependencies)
         #: Of the store or the broker: all threads of a worker tell of it in one line.
         self.outage = Outage()
         #: Whether nobody needs to know that a job has begun.
-        self.is_silent = context.store is None and not context.events.listeners
-        #: The dependencies of each job type.
-        self.dependencies = dependencies
+        self.is_silent = store is None and self.breakers is None and not context.events.listeners
         self._retry = retry
         self._errors = errors
         self._rng: Rng = random
@@ -130,6 +134,8 @@ class Engine:
                 "workers, and dead letters go to %s; set Bridge(store=...) or OJS_BRIDGE_STORE",
                 dead_queue,
             )
+            if self.breakers:
+                logger.warning("no store: each process has breakers of its own")
             return
         try:
             self.store.prepare()
@@ -256,7 +262,7 @@ class Engine:
     def _held(self, run: Run, argument: Argument) -> SnoozeUntil | None:
         """Return until when a hold or a limit keeps a reserved job from its begin, if one does."""
         if self.holds and (hold := self.holds.of(run.job)):
-            return hold.decision(run.job, self.now())
+            return self.holds.decision(hold, run.job)
         return self.limits.hold(run.job, run.reservation, argument) if self.limits else None
 
     def early(self, job: Job) -> Postpone | None:
@@ -314,7 +320,8 @@ class Engine:
         capped = outcome is None or not run.task.layers.waits_are_native
         is_measured = outcome and self.instruments.all
         with self.instruments.step("ojs.retry.evaluate", run.job) if is_measured else nullcontext():
-            return decide(run.policy, run.job, outcome, now=self.now(), rng=self._rng, capped=capped)
+            decision = decide(run.policy, run.job, outcome, now=self.now(), rng=self._rng, capped=capped)
+        return self.breakers.spare(run, decision) if self.breakers else decision
 
     def give_up(self, parked: Parked, error: Exception) -> None:
         """Keep a parked job that cannot be published as a dead letter."""

@@ -158,6 +158,18 @@ def paused(queue: str, at: datetime, *, is_over: bool) -> Event:
     return Event("queue.resumed", queue, at, data) if is_over else Event("queue.paused", queue, at, data)
 
 
+def breaker(change: str, dependency: str, at: datetime, **facts: Any) -> Event:
+    """Return the event of a breaker that has `opened` or `closed`, or is `half_open`: probes run."""
+    data = {"dependency": dependency, **facts}
+    match change:
+        case "opened":
+            return Event("breaker.opened", dependency, at, data)
+        case "half_open":
+            return Event("breaker.half_open", dependency, at, data)
+        case _:
+            return Event("breaker.closed", dependency, at, data)
+
+
 def cancelled(job: Job, at: datetime) -> Event:
     """Return the event of a parked job that an operator has cancelled."""
     return _event("job.cancelled", job, at, attempt=job.attempt)

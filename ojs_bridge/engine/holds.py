@@ -8,14 +8,19 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
+from typing import Protocol
 
 from ..errors import StoreError
-from ..rules.holds import Hold
+from ..rules.decision import SnoozeUntil
+from ..rules.dependencies import Dependencies
+from ..rules.holds import ASK_AGAIN, Hold
 from ..rules.job import Job
-from ..store import KEEP, Document, Documents, Filter, Grant, Parked, Reservation, Settle, Store
-from .scheduler import AHEAD
+from ..store import KEEP, Document, DocumentPage, Documents, Filter, Grant, Parked, Reservation, Settle, Store
+from .scheduler import AHEAD, once_a_period
 from .storage_retry import at_once
 from .storing import job_of_parked
+from .turns import KIND as TURNS
 from .turns import Turns
 
 logger = logging.getLogger("ojs_bridge")
@@ -35,19 +40,35 @@ RELEASE_SECONDS, GO_SECONDS = 2.0, 20.0
 #: How long after the end of a hold it begins to look, and how long it looks for more: workers that have read
 #: the holds before would hold a job again, or hold it still.
 BEGINS, LOOKS_FOR = timedelta(seconds=2), timedelta(seconds=8)
+#: How long a probe may take from the store to its worker, before another job is sent as one.
+PROBE = timedelta(seconds=10)
 _PAGE = 500
 _ANY_TIME = timedelta(days=3650)
 
 
-def read(documents: Documents) -> Sequence[Hold]:
+class HoldDocuments(Protocol):
+    """What holds need of the documents of a store, or of a process without one."""
+
+    def get(self, kind: str, document_id: str) -> Document | None:
+        """Return a document, or None."""
+
+    def write(self, document: Document) -> bool:
+        """Write a document; False when there is this revision, or a later one."""
+
+    def list(self, kind: str, *, limit: int, cursor: str | None) -> DocumentPage:
+        """Return a page, newest first."""
+
+
+def read(documents: HoldDocuments) -> Sequence[Hold]:
     """Return the holds that are on, and those that have ended lately; raises StoreError."""
     page = documents.list(KIND, limit=_PAGE, cursor=None)
     return [Hold.from_json(document.body) for document in page.documents]
 
 
-def that_hold(holds: Iterable[Hold], job: Job) -> Sequence[Hold]:
+def that_hold(holds: Iterable[Hold], job: Job, dependencies: Dependencies) -> Sequence[Hold]:
     """Return the holds that are about a job."""
-    return [hold for hold in holds if hold.covers(job.type, job.queue) and hold.holds(job)]
+    names = dependencies.names_of(job.type)
+    return [hold for hold in holds if hold.covers(job.type, job.queue, names) and hold.holds(job)]
 
 
 def write(documents: Documents, hold: Hold) -> None:
@@ -61,10 +82,22 @@ def write(documents: Documents, hold: Hold) -> None:
 
 
 class KnownHolds:
-    """The holds as this process knows them: it reads them when a job begins, at most once a second."""
+    """The holds as this process knows them: it reads them when a job begins, at most once a second.
 
-    def __init__(self, documents: Documents, clock: Callable[[], datetime]) -> None:
-        self._documents, self._clock = documents, clock
+    `lets_through` says whether a job may run although a breaker is open, as a probe. A held job asks again
+    after `most` at the latest.
+    """
+
+    def __init__(
+        self,
+        documents: HoldDocuments,
+        clock: Callable[[], datetime],
+        dependencies: Dependencies,
+        lets_through: Callable[[Hold, Job], bool] | None = None,
+        most: timedelta = ASK_AGAIN,
+    ) -> None:
+        self._documents, self._clock, self._most = documents, clock, most
+        self._dependencies, self._lets_through = dependencies, lets_through
         #: The holds, and those of them about the jobs of a type and a queue: both change in one step.
         self._known: tuple[Sequence[Hold], dict[tuple[str, str], Sequence[Hold]]] = ((), {})
         self._due = 0.0
@@ -83,11 +116,20 @@ class KnownHolds:
                 self._reading.release()
         kind, (known, by_kind) = (job.type, job.queue), self._known
         if (holds := by_kind.get(kind)) is None:
-            holds = by_kind[kind] = [hold for hold in known if hold.covers(*kind)]
+            names = self._dependencies.names_of(job.type)
+            holds = by_kind[kind] = [hold for hold in known if hold.covers(*kind, names)]
         if not holds:
             return None
         now = self._clock()
-        return next((hold for hold in holds if hold.is_on(now) and hold.holds(job)), None)
+        on = [hold for hold in holds if hold.is_on(now) and hold.holds(job)]
+        lets_through = self._lets_through
+        if lets_through is None or not all(hold.lets_probe(now) for hold in on):
+            return next((hold for hold in on if lets_through is None or not hold.lets_probe(now)), None)
+        return next((hold for hold in on if not lets_through(hold, job)), None)
+
+    def decision(self, hold: Hold, job: Job) -> SnoozeUntil:
+        """Return until when a job waits that a hold keeps from its begin."""
+        return hold.decision(job, self._clock(), self._most)
 
     def forget(self) -> None:
         """Read the holds again when the next job begins: this process has changed them."""
@@ -110,8 +152,8 @@ class KnownHolds:
 class Releaser:
     """Makes held jobs due that nothing holds any more; one worker of the fleet does it at a time."""
 
-    def __init__(self, store: Store, clock: Callable[[], datetime]) -> None:
-        self._store, self._clock = store, clock
+    def __init__(self, store: Store, clock: Callable[[], datetime], dependencies: Dependencies) -> None:
+        self._store, self._clock, self._dependencies = store, clock, dependencies
         self._holder = uuid.uuid4().hex
         #: The holds for which all held jobs were looked at.
         self._done = ""
@@ -125,6 +167,7 @@ class Releaser:
         now = self._clock()
         holds = read(self._store.documents)
         self._tell({hold.id: hold for hold in holds if hold.is_on(now)})
+        self.send_probes(holds, now)
         ends = [hold.ended_at or hold.until for hold in holds if not hold.is_on(now)]
         latest = max((at for at in ends if at), default=None)
         if latest and now < latest + BEGINS:
@@ -147,7 +190,32 @@ class Releaser:
                 return
             reservations.settle(settle)
         self._done, self._turns = key, {}
-        self._store.documents.forget(KIND, before=now - KEPT)
+        for kind in (KIND, TURNS):
+            self._store.documents.forget(kind, before=now - KEPT)
+
+    def send_probes(self, holds: Sequence[Hold], now: datetime) -> None:
+        """Make some jobs due of each breaker that lets probes through; one worker of the fleet does it."""
+        for hold in holds:
+            if hold.lets_probe(now) and hold.probe_at:
+                name = f"probe:{hold.id}:{hold.probe_at.timestamp()}"
+                probe = partial(self._probe, hold, holds, now)
+                once_a_period(self._store.reservations, name, PROBE, self._clock, probe)
+
+    def _probe(self, hold: Hold, holds: Sequence[Hold], now: datetime) -> None:
+        found, cursor = list[Parked](), None
+        while len(found) < hold.probes:
+            page = self._store.parked.list(Filter(kind="held"), limit=_PAGE, cursor=cursor)
+            for parked in page.jobs:
+                job = job_of_parked(parked)
+                its = [] if job.turn else that_hold(holds, job, self._dependencies)
+                if hold in its and all(one.lets_probe(now) for one in its if one.is_on(now)):
+                    found.append(parked)
+            if (cursor := page.next_cursor) is None:
+                break
+        # A probe may fail: it is rather one of those that have attempts left.
+        found.sort(key=lambda parked: parked.attempt - parked.max_attempts)
+        for parked in found[: hold.probes]:
+            self._store.parked.reschedule(parked, now)
 
     def _tell(self, on: dict[str, Hold]) -> None:
         """Tell the log which holds are new, and which are over."""
@@ -176,16 +244,19 @@ class Releaser:
         job = job_of_parked(parked)
         if job.turn:
             return False
-        its = that_hold(holds, job)
+        its = that_hold(holds, job, self._dependencies)
         if any(hold.is_on(now) for hold in its):
             return False
         # Without a rate they go in the order in which they came.
         it = Reservation(parked.key, parked.fence)
         at = self._turns.get(it, parked.parked_at)
-        rates = {hold.rate: hold.id for hold in its if hold.rate}
+        rates = {hold.rate: hold for hold in its if hold.rate}
         if rates and it not in self._turns:
             slowest = min(rates)
-            turns = Turns(self._store.documents, f"hold:{rates[slowest]}", slowest)
+            hold = rates[slowest]
+            ended = hold.ended_at or hold.until or now
+            name = f"hold:{hold.id}:{ended.timestamp()}"
+            turns = Turns(self._store.documents, name, slowest, ended if hold.dependency else None)
             # A scheduler that claims a job after its time publishes it beside the next ones.
             times = turns.take(1, now=self._clock() + AHEAD, within=_ANY_TIME)
             if times is None:

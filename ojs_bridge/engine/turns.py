@@ -13,16 +13,22 @@ from ..store import Document, Documents
 KIND = "turns"
 #: How often a turn is asked for when other processes take turns at the same moment.
 _TRIES = 10
+#: After how many seconds a growing rate is whole, and with what share of it it begins.
+GROWN, LEAST = 10.0, 0.1
 _MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The turns of a name, of which `rate` begin in a second; every process that has the name shares them."""
+    """The turns of a name, of which `rate` begin in a second; every process that has the name shares them.
+
+    From a time `growing` on the rate grows: a tenth at first, and all of it after ten seconds.
+    """
 
     documents: Documents
     name: str
     rate: float
+    growing: datetime | None = None
 
     def most_within(self, seconds: float) -> int:
         """Return how many turns begin within some seconds; one at the least."""
@@ -36,7 +42,9 @@ class Turns:
         for _ in range(_TRIES):
             known = self.documents.get(KIND, self.name)
             first = max(known.at, now) if known else now
-            times = [first + timedelta(seconds=place / self.rate) for place in range(count + 1)]
+            times = [first]
+            while len(times) <= count:
+                times.append(times[-1] + timedelta(seconds=1 / self._rate_at(times[-1])))
             if times[count - 1] > now + within:
                 return None
             # The store cuts off the fraction of a millisecond.
@@ -46,3 +54,9 @@ class Turns:
             if self.documents.write(Document(KIND, self.name, ends, {"by": uuid.uuid4().hex}, revision)):
                 return times
         return None
+
+    def _rate_at(self, at: datetime) -> float:
+        if self.growing is None:
+            return self.rate
+        share = (at - self.growing).total_seconds() / GROWN
+        return self.rate * min(max(share, LEAST), 1)

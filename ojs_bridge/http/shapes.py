@@ -343,7 +343,8 @@ class Stats(TypedDict):
 class Hold(TypedDict):
     """A hold, and how many jobs of its type and its queue are held, by it or by another hold.
 
-    `by` is the operator, `why` what the operator said. `rate` is that of the resume, in jobs a second.
+    `by` is the operator, `why` what the operator said. `rate` is how the jobs go on, in jobs a second. A hold
+    of a dependency is about the types `jobs`; from `probe_at` on a breaker lets `probes` through.
     """
 
     id: str
@@ -357,6 +358,10 @@ class Hold(TypedDict):
     until: Time | None
     ended_at: Time | None
     rate: float | None
+    dependency: str | None
+    jobs: list[str]
+    probe_at: Time | None
+    probes: Count
     held: Count
 
 

@@ -21,7 +21,7 @@ from .waiting import due_from
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A hold that is on, and how many jobs of its type and its queue are held, by it or by another hold."""
+    """A hold that is on, and how many jobs that it is about are held, by it or by another hold."""
 
     hold: Hold
     held: int
@@ -55,7 +55,8 @@ class Holds:
     def shown(self, hold: Hold) -> Shown:
         """Return a hold with the number of its jobs."""
         parked = self._context.store_for("holds").parked
-        return Shown(hold, parked.count(Filter(hold.queue, hold.type, kind="held")))
+        types = hold.jobs if hold.dependency else (hold.type,)
+        return Shown(hold, sum(parked.count(Filter(hold.queue, type_, kind="held")) for type_ in types))
 
     @uninterrupted()
     def pause(

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from typing import Any, NamedTuple, TypeAlias
 
 from ..errors import ConfigurationError
 from .notations import duration_at, rate_at
 
-#: The longest window: a breaker counts the calls of a window in buckets of a twelfth of it.
-LONGEST_WINDOW = timedelta(hours=1)
+#: The longest window, and the longest cool-down. A window is counted in so many buckets.
+LONGEST, BUCKETS = timedelta(hours=1), 12
+#: What was held goes on at so much of the pace that there was before, or at so many a second if that is more.
+RAMP, LEAST_RAMP = 0.25, 1.0
+
+#: When a bucket begins, the runs that ended in it, and how many of them failed.
+Bucket: TypeAlias = tuple[float, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +48,119 @@ class Breaker:
             number: object = getattr(self, name)
             if type(number) is not int or number < 1:
                 raise ConfigurationError(f"breaker: {name}: {number!r:.100} must be an integer of at least 1")
-        if self.window_ > LONGEST_WINDOW:
-            raise ConfigurationError(f"breaker: window: {self.window!r} must be at most PT1H")
-        duration_at("breaker: cool_down", self.cool_down)
+        for name in ("window", "cool_down"):
+            said = getattr(self, name)
+            length = duration_at(f"breaker: {name}", said)
+            if length > LONGEST:
+                raise ConfigurationError(f"breaker: {name}: {said!r} must be at most PT1H")
+            object.__setattr__(self, name, length)
         if self.ramp is not None:
-            rate_at("breaker: ramp", self.ramp)
+            object.__setattr__(self, "ramp", rate_at("breaker: ramp", self.ramp))
 
-    @property
-    def window_(self) -> timedelta:
-        """The window."""
-        return duration_at("breaker: window", self.window)
+    def seconds(self, name: str) -> float:
+        """Return the `window` or the `cool_down` in seconds."""
+        length: timedelta = getattr(self, name)
+        return length.total_seconds()
+
+
+class Counts(NamedTuple):
+    """The runs that have ended, and how many of them failed; beside them the probes that came back."""
+
+    runs: int = 0
+    failed: int = 0
+    probes: int = 0
+    probes_failed: int = 0
+
+    def plus(self, more: Counts) -> Counts:
+        """Return both together."""
+        return Counts(*(one + other for one, other in zip(self, more, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The state of a breaker, which all workers share; times are in seconds since 1970.
+
+    It is closed, or open since `opened`, because so many of so many runs failed. While it is open, no probe
+    runs until `rests_until`. `probes` says of those under way from when on they count as lost; so many came
+    back and `worked`. `pace` is how many runs a second there were before it opened.
+    """
+
+    buckets: tuple[Bucket, ...] = ()
+    opened: float | None = None
+    runs: int = 0
+    failed: int = 0
+    rests_until: float = 0.0
+    probes: tuple[float, ...] = ()
+    worked: int = 0
+    pace: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> State:
+        """Return the state that `to_json` has written; a newer version may have written more fields."""
+        known = {name: value for name, value in fields.items() if name in cls.__slots__}
+        known["buckets"] = tuple((begin, runs, failed) for begin, runs, failed in known.get("buckets", ()))
+        return cls(**{**known, "probes": tuple(known.get("probes", ()))})
+
+    def is_probed(self, now: float) -> bool:
+        """Return whether probes run, or ran, since the last cool-down."""
+        return self.opened is not None and now >= self.rests_until and bool(self.probes or self.worked)
+
+
+def after(breaker: Breaker, state: State, counts: Counts, now: float) -> State:
+    """Return the state when so many runs more have ended; pure.
+
+    An open breaker hears of probes only, and of none that began before its last cool-down ended.
+    """
+    if state.opened is None:
+        return _counted(breaker, state, counts, now)
+    if now < state.rests_until:
+        return state
+    if counts.probes_failed:
+        return replace(state, rests_until=now + breaker.seconds("cool_down"), probes=(), worked=0)
+    worked = state.worked + counts.probes
+    if worked >= breaker.probes:
+        return State(pace=state.pace)
+    return replace(state, worked=worked, probes=state.probes[counts.probes :])
+
+
+def _counted(breaker: Breaker, state: State, counts: Counts, now: float) -> State:
+    window = breaker.seconds("window")
+    width = window / BUCKETS
+    kept = {begin: (runs, failed) for begin, runs, failed in state.buckets if begin + width > now - window}
+    begin = now // width * width
+    before = kept.get(begin, (0, 0))
+    kept[begin] = before[0] + counts.runs, before[1] + counts.failed
+    buckets = tuple((begin, *kept[begin]) for begin in sorted(kept))
+    runs, failed = sum(bucket[1] for bucket in buckets), sum(bucket[2] for bucket in buckets)
+    if runs < breaker.least or failed < breaker.share * runs:
+        return replace(state, buckets=buckets)
+    pace = runs / max(now - buckets[0][0], width)
+    return State((), now, runs, failed, now + breaker.seconds("cool_down"), pace=pace)
+
+
+def probed(breaker: Breaker, state: State, now: float) -> State | None:
+    """Return the state with one more probe under way; None if none may run now, or the breaker is closed.
+
+    A probe that has not come back after a cool-down counts as lost: another one runs.
+    """
+    if state.opened is None or now < state.rests_until:
+        return None
+    under_way = tuple(until for until in state.probes if until > now)
+    if len(under_way) + state.worked >= breaker.probes:
+        return None
+    return replace(state, probes=(*under_way, now + breaker.seconds("cool_down")))
+
+
+def next_probe(breaker: Breaker, state: State) -> tuple[float, int]:
+    """Return from when on a probe may run, and how many; of an open breaker."""
+    free = breaker.probes - state.worked - len(state.probes)
+    return (state.rests_until, free) if free > 0 else (min(state.probes), 1)
+
+
+def ramp(breaker: Breaker, state: State) -> float:
+    """Return how many jobs a second go on after it has closed."""
+    return float(breaker.ramp) if breaker.ramp else max(state.pace * RAMP, LEAST_RAMP)

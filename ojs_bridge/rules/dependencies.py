@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeAlias
 
 from ..errors import ConfigurationError
 from .breaker import Breaker
+from .decision import EXPIRED, Complete, DeadLettered, Decision, Discarded, RetryAt
+from .failures import TIMEOUT, VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
 from .notations import check_pattern, matches, rate_at
 
 #: The `ojs_depends` of a task or an actor: the name of a dependency, or several.
 DependsLike: TypeAlias = "str | Sequence[str] | None"
+#: The last words of error types that a dependency gives when it works: it answers, if only to refuse.
+ANSWERS = ("rate_limited", "unauthorized", "rejected")
+#: The types of failures that say nothing of a dependency, unless they are among its errors.
+_SILENT = {TIMEOUT, VISIBILITY_TIMEOUT, WORKER_DEATH, EXPIRED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +137,13 @@ class Dependencies:
 
     def jobs_of(self, name: str) -> tuple[str, ...]:
         """Return the patterns of the jobs that need a dependency, and the types that say so themselves."""
+        patterns = self.by_name[name].jobs
         said = (type_ for type_, names in self._said.items() if name in names)
-        return (*self.by_name[name].jobs, *said)
+        return (*patterns, *(type_ for type_ in said if not any(matches(type_, p) for p in patterns)))
+
+    def names_of(self, type_: str) -> Sequence[str]:
+        """Return the names of the dependencies of a job type."""
+        return [one.name for one in self.of_type(type_)]
 
     @property
     def limited(self) -> Sequence[Dependency]:
@@ -143,3 +154,36 @@ class Dependencies:
         """Return the first dependency, of some or of all, that has an error type; None if none has it."""
         ones = self.by_name.values() if among is None else among
         return next((one for one in ones if one.has_error(error_type)), None)
+
+
+def outcomes(depends: Sequence[Dependency], decision: Decision) -> Iterator[tuple[Dependency, bool]]:
+    """Yield what the end of a run says of its job's dependencies: each with whether it has failed.
+
+    A failure is that of the first dependency that has its type, and says nothing of the others. With an error
+    of none of them, they have worked.
+    """
+    failure = failure_in(decision)
+    if failure is None:
+        if isinstance(decision, Complete):
+            yield from ((one, False) for one in depends)
+        return
+    if at_fault := next((one for one in depends if one.has_error(failure.type)), None):
+        yield at_fault, failure.type.rpartition(".")[2] not in ANSWERS
+    elif failure.type not in _SILENT and getattr(decision, "cause", "") != "invalid":
+        yield from ((one, False) for one in depends)
+
+
+def failure_in(decision: Decision) -> Failure | None:
+    """Return the failure of a run, if it has failed."""
+    return decision.failure if isinstance(decision, RetryAt | Discarded | DeadLettered) else None
+
+
+def limited(depends: Sequence[Dependency], failure: Failure) -> Dependency | None:
+    """Return the dependency that has answered that there are too many calls; None if no answer says so.
+
+    It is the first that has the error's type, or else the only one of the job.
+    """
+    if failure.type.rpartition(".")[2] != ANSWERS[0]:
+        return None
+    its = next((one for one in depends if one.has_error(failure.type)), None)
+    return its or (depends[0] if len(depends) == 1 else None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -27,6 +27,9 @@ class Hold:
     operator's name, and `why` what the operator has said. It ends by itself at `until`. It may have ended at
     `ended_at`; then what it held goes on, so many jobs a second as `rate` says. Raises ValueError that names
     the field, the value and the rule.
+
+    A hold of a `dependency` is about the jobs that need it: those of the types `jobs`, patterns, and those of
+    which a process knows it. From `probe_at` on it lets so many `probes` through.
     """
 
     id: str
@@ -40,6 +43,10 @@ class Hold:
     until: datetime | None = None
     ended_at: datetime | None = None
     rate: float | None = None
+    dependency: str | None = None
+    jobs: tuple[str, ...] = ()
+    probe_at: datetime | None = None
+    probes: int = 0
 
     def __post_init__(self) -> None:
         check_pattern("type", self.type)
@@ -54,6 +61,7 @@ class Hold:
         """The jobs that it is about, in words."""
         named = [f"of {self.type}"] if self.type else []
         named += [f"of the queue {self.queue}"] if self.queue else []
+        named += [f"of the dependency {self.dependency}"] if self.dependency else []
         named += [f"whose last error is {self.error_type}"] if self.error_type else []
         return " ".join(("jobs", *named))
 
@@ -66,9 +74,18 @@ class Hold:
         age = now - self.since
         return f"still on after {spoken(age.total_seconds())}" if self.is_on(now) and age > LONG else ""
 
-    def covers(self, type_: str, queue: str) -> bool:
-        """Return whether it is about the jobs of a type and a queue, some of them at the least."""
-        return self.queue in (None, queue) and (self.type is None or matches(type_, self.type))
+    def covers(self, type_: str, queue: str, depends: Collection[str] = ()) -> bool:
+        """Return whether it is about the jobs of a type and a queue, some of them at the least.
+
+        `depends` names the dependencies that the type is known to have.
+        """
+        is_of = self.dependency is None or self.dependency in depends
+        is_of = is_of or any(matches(type_, pattern) for pattern in self.jobs)
+        return is_of and self.queue in (None, queue) and (self.type is None or matches(type_, self.type))
+
+    def lets_probe(self, now: datetime) -> bool:
+        """Return whether it may let a probe through now."""
+        return self.is_on(now) and self.probe_at is not None and now >= self.probe_at
 
     def holds(self, job: Job) -> bool:
         """Return whether it is about a job, of whose type and queue it is."""
@@ -77,9 +94,13 @@ class Hold:
         last = str(job.errors[-1].get("type")) if job.errors else ""
         return bool(last) and matches(last, self.error_type)
 
-    def decision(self, job: Job, now: datetime) -> SnoozeUntil:
-        """Return until when a job waits: not beyond its expiry, at which its framework drops it."""
-        ends = [now + ASK_AGAIN, *(at for at in (self.until, job.expires) if at)]
+    def decision(self, job: Job, now: datetime, most: timedelta = ASK_AGAIN) -> SnoozeUntil:
+        """Return until when a job waits: not beyond its expiry, at which its framework drops it.
+
+        It waits for `most` at most. Where a rate says how jobs go on, they do not all go at the end.
+        """
+        until = None if self.rate and most == ASK_AGAIN else self.until
+        ends = [now + most, *(at for at in (until, job.expires) if at)]
         at = later(max(min(ends), now), 0)
         return SnoozeUntil(at, (at - now).total_seconds(), f"held by {self.reason}", hold=self.id)
 
@@ -90,12 +111,13 @@ class Hold:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that are set, with times as texts."""
-        return {name: value for name, value in self.to_ojs().items() if value not in (None, "")}
+        return {name: value for name, value in self.to_ojs().items() if value not in (None, "", (), 0)}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Hold:
         """Return the hold that `to_json` has written; a newer version may have written more fields."""
         known = {name: value for name, value in fields.items() if name in cls.__slots__}
-        for name in {"since", "until", "ended_at"} & known.keys():
+        for name in {"since", "until", "ended_at", "probe_at"} & known.keys():
             known[name] = parse_time(known[name])
+        known["jobs"] = tuple(known.get("jobs", ()))
         return cls(**known)

@@ -124,7 +124,7 @@ class VirtualTime:
         self._clock, self._agenda, self._worker = clock, agenda, worker
         publishers, store = engine.context.publishers, engine.context.store_for("virtual time")
         self._publisher = publishers[worker.framework]
-        self._documents, self._releaser = store.documents, holds.Releaser(store, clock)
+        self._documents, self._releaser = store.documents, holds.Releaser(store, clock, engine.dependencies)
         self._scheduler = Scheduler(store.parked, store.reservations, publishers, clock, engine.give_up)
         self._failures: defaultdict[str, deque[BaseException | type[BaseException]]] = defaultdict(deque)
         self._delivering = False
@@ -245,12 +245,13 @@ class VirtualTime:
     def _next_parked(self) -> datetime | None:
         """Return when the next job of the store is to run; a held job, when its holds end, if they do."""
         now, known = self._clock(), holds.read(self._documents)
+        self._releaser.send_probes(known, now)
         self._releaser.look(known, now)
         free = self.bridge.retries.list(limit=1), self.bridge.scheduled.list(limit=1)
         times = [parked.next_retry_at for page in free for parked in page.jobs]
         for parked in self._waiting(kind="held"):
-            its = holds.that_hold(known, job_of_parked(parked))
-            ends = [hold.until for hold in its if hold.is_on(now)]
+            its = holds.that_hold(known, job_of_parked(parked), self.bridge.engine.dependencies)
+            ends = [hold.until or hold.probe_at for hold in its if hold.is_on(now)]
             if None not in ends:
                 times.append(max((end for end in ends if end), default=parked.next_retry_at))
         return min(times, default=None)

@@ -13,7 +13,7 @@ from typing import Any
 
 import redis
 
-from ojs_bridge import Bridge, Dependency, Event, StorageRetry, standard_errors
+from ojs_bridge import Breaker, Bridge, Dependency, Event, StorageRetry, standard_errors
 
 VARIABLE = "OJS_TEST_SETTINGS"
 #: The environment of a worker whose acknowledgements never arrive has this variable.
@@ -51,7 +51,7 @@ class Settings:
     #: Dramatiq's heartbeat timeout.
     visibility: float | None = None
     fail_open: bool = False
-    #: The fields of the dependencies.
+    #: The fields of the dependencies; a breaker is given by its own fields.
     dependencies: tuple[dict[str, Any], ...] = ()
     #: Whether the bridge has listeners; without them Dramatiq's reads only what it must before an actor runs.
     heard: bool = True
@@ -95,7 +95,7 @@ def bridge_of(settings: Settings) -> Bridge:
         park_after=settings.park_after,
         park_delays=settings.park_delays,
         fail_open=settings.fail_open,
-        dependencies=[Dependency(**fields) for fields in settings.dependencies],
+        dependencies=[_dependency(fields) for fields in settings.dependencies],
         storage_retry=StorageRetry(max_attempts=settings.insist),
     )
     for name in settings.instruments:
@@ -103,6 +103,11 @@ def bridge_of(settings: Settings) -> Bridge:
         within = importlib.import_module(f"tests.instrumentation.{module or 'instruments'}")
         getattr(within, function)(bridge, settings)
     return bridge
+
+
+def _dependency(fields: dict[str, Any]) -> Dependency:
+    breaker = fields.get("breaker")
+    return Dependency(**{**fields, "breaker": breaker and Breaker(**breaker)})
 
 
 def broken_listener(event: Event) -> None:

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -194,6 +195,13 @@ def is_replaced_by(run: Run, name: str, *steps: Step) -> Any:
 def calls(run: Run, name: str, *args: Any) -> Any:
     """Call a function by its full name."""
     return pkgutil.resolve_name(name)(*args)
+
+
+@step
+def asks(run: Run, url: str) -> int:
+    """Ask a service, and return the status of its answer if it is none of an error."""
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return int(answer.status)
 
 
 @step
