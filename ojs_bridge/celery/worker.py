@@ -125,6 +125,7 @@ def check_app(app: Celery, *, is_program: bool = False) -> None:
         task_policy(app, task).layers.retries.resolve()
     check_canary(app)
     bridge = attach(app)
+    bridge.engine.tell_unused(app.tasks, f"task of the app {app.main!r}")
     _check_acknowledgements(app)
     for caveat in installation(app).source.caveats(bridge):
         logger.warning("%s", caveat)

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
@@ -231,7 +231,7 @@ class Actors:
         except InvalidRetryPolicy as error:
             raise InvalidOptions(error.under(f"{RETRY_OPTION} of {name}").problems) from None
 
-    def check(self, names: Iterable[str]) -> None:
+    def check(self, names: Collection[str]) -> None:
         """Check the set-up as a worker starts, and say in the log which jobs the canary takes.
 
         Raises BootError for a pattern of `policies` that matches none of these names, for a pattern of
@@ -249,6 +249,7 @@ class Actors:
             self._terms.canary.check(moved, "actor under the bridge")
         except ConfigurationError as error:
             raise BootError(str(error)) from None
+        self._bridge.engine.tell_unused(names, "actor of this broker")
         if not self._partly.isdisjoint(moved):
             canary = self._terms.canary
             logger.warning("canary: under the bridge are %s; Dramatiq itself retries the rest", canary)

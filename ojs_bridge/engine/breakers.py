@@ -24,7 +24,7 @@ from ..rules.job import Job, format_time
 from ..store import Document, DocumentPage
 from . import events
 from .context import Context
-from .holds import KIND, ON, HoldDocuments, KnownHolds
+from .holds import KEPT, KIND, ON, HoldDocuments, KnownHolds
 from .runs import Refuse, Run
 from .storage_retry import at_once
 from .threads import BetweenForks
@@ -138,7 +138,10 @@ class SharedBreaker:
                 return state
             hold = self._hold(state, Hold.from_json(known.body) if known else None, now)
             body = {**hold.to_json(), "state": state.to_json(), "by_request": uuid.uuid4().hex}
-            at = now if hold.ended_at else ON.replace(tzinfo=timezone.utc)
+            at = ON.replace(tzinfo=timezone.utc)
+            if hold.ended_at:
+                # It stays as it is for a while: it is a part of an index.
+                at = known.at if known and now - KEPT / 2 < known.at <= now else now
             revision = known.revision + 1 if known else 1
             if self._documents.write(Document(KIND, hold.id, at, body, revision)):
                 self.state = state
@@ -158,15 +161,16 @@ class SharedBreaker:
                 before = replace(before, ended_at=now, rate=rate, probe_at=None, probes=0)
             return replace(before, jobs=jobs)
         opened, (at, probes) = _time(state.opened), next_probe(self.breaker, state)
-        said = f"the breaker of {name} since {opened:%H:%M:%S}, {state.failed} of {state.runs} calls failed"
-        said += (
-            "; probes run"
-            if state.is_probed(now.timestamp())
-            else f"; next probe at {_time(at):%H:%M:%S} UTC"
-        )
-        probe_at = later(_time(at), 0)
+        probing = "probes run" if state.is_probed(now.timestamp()) else f"next probe at {_time(at):%H:%M:%S}"
+        failed = f"{state.failed} of {state.runs} calls failed"
         return Hold(
-            f"breaker:{name}", said, opened, dependency=name, jobs=jobs, probe_at=probe_at, probes=probes
+            f"breaker:{name}",
+            f"the breaker of {name} since {opened:%H:%M:%S} UTC, {failed}; {probing}",
+            opened,
+            dependency=name,
+            jobs=jobs,
+            probe_at=later(_time(at), 0),
+            probes=probes,
         )
 
     def _tell(self, before: State, state: State, hold: Hold, now: datetime) -> None:

@@ -6,6 +6,7 @@ import logging
 import random
 import sys
 import time
+from collections.abc import Collection
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -157,6 +158,11 @@ class Engine:
                 "jobs may be taken for lost; set the clocks",
                 apart,
             )
+
+    def tell_unused(self, types: Collection[str], what: str) -> None:
+        """Tell the log which patterns of dependencies match none of some job types; each is a `what`."""
+        for name, pattern in self.dependencies.unused(types):
+            logger.warning("dependency %s: jobs: %r matches no %s", name, pattern, what)
 
     def start_threads(self) -> None:
         """Start the threads that the first job would start; never raises.

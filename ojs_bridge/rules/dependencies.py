@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeAlias
@@ -140,6 +140,13 @@ class Dependencies:
         patterns = self.by_name[name].jobs
         said = (type_ for type_, names in self._said.items() if name in names)
         return (*patterns, *(type_ for type_ in said if not any(matches(type_, p) for p in patterns)))
+
+    def unused(self, types: Collection[str]) -> Iterator[tuple[str, str]]:
+        """Yield the patterns of jobs that match none of some types, each after its dependency's name."""
+        for one in self.by_name.values():
+            for pattern in one.jobs:
+                if not any(matches(type_, pattern) for type_ in types):
+                    yield one.name, pattern
 
     def names_of(self, type_: str) -> Sequence[str]:
         """Return the names of the dependencies of a job type."""

@@ -39,6 +39,20 @@ def test_only_the_next_revision_is_written(store: Store) -> None:
     assert store.documents.get("note", "a") == second
 
 
+def test_a_revision_of_another_time_takes_the_place_of_the_earlier_one(store: Store) -> None:
+    """Its place among the others is that of its own time."""
+    for n in range(3):
+        store.documents.write(document(f"n-{n}", minutes=n))
+    for revision, minutes in ((2, 30), (3, 1)):
+        moved = replace(document("n-0", minutes=minutes), revision=revision)
+        assert store.documents.write(moved)
+    listed = store.documents.list("note", limit=9, cursor=None).documents
+    assert [(one.id, one.revision) for one in listed] == [("n-2", 1), ("n-1", 1), ("n-0", 3)]
+    assert store.documents.count(["note"]) == {"note": 3}
+    assert store.documents.forget("note", before=AT + timedelta(minutes=9)) == 3
+    assert store.documents.list("note", limit=9, cursor=None).documents == ()
+
+
 def test_documents_are_counted_by_kind(store: Store) -> None:
     for n in range(3):
         store.documents.write(document(f"a-{n}", kind="op-1.died"))

@@ -1,0 +1,168 @@
+"""A breaker that workers share: each counts for itself, and together they open it, probe and close it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from ojs_bridge import Breaker, Bridge, Dependency, Event
+from ojs_bridge.engine.breakers import Breakers
+from ojs_bridge.engine.runs import Run
+from ojs_bridge.rules.decision import Complete, DeadLettered, Decision, RetryAt
+from ojs_bridge.rules.failures import Failure
+from ojs_bridge.rules.job import Job
+from tests.servers import eventually
+from tests.servers.valkey import Valkey
+
+BREAKER = Breaker(share=0.5, least=10, window="PT1M", cool_down="PT2S", probes=3, ramp="5/s")
+WORKERS = 6
+
+
+@pytest.fixture(params=["sqlite", "valkey"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/ojs.db"
+    valkey: Valkey = request.getfixturevalue("valkey")
+    return valkey.url
+
+
+@pytest.fixture
+def heard() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def workers(url: str, heard: list[Event], request: pytest.FixtureRequest) -> Iterator[list[Bridge]]:
+    """Bridges of as many workers."""
+    needed = [Dependency("bank", ["bank.*"], ["pay"], BREAKER)]
+    yield [
+        Bridge(url, namespace=request.node.name, dependencies=needed, listeners=[heard.append])
+        for _ in range(WORKERS)
+    ]
+
+
+def breakers_of(bridge: Bridge) -> Breakers:
+    assert bridge.engine.breakers
+    return bridge.engine.breakers
+
+
+def a_run(bridge: Bridge, number: int, attempt: int = 1) -> Run:
+    """Return the run of a job, as an adapter would have it."""
+    task = bridge.engine.task()
+    run = bridge.engine.admit(Job(f"j-{number}", "pay", "default", attempt), Job("", "", ""), task)
+    assert isinstance(run, Run)
+    return run
+
+
+def failed(bridge: Bridge, type_: str = "bank.down") -> Decision:
+    return RetryAt(bridge.engine.now(), 1.0, Failure(type_), "")
+
+
+def open_it(workers: list[Bridge]) -> None:
+    """Have each worker hear of failures until the breaker is open."""
+    for number in range(100):
+        bridge = workers[number % WORKERS]
+        breakers_of(bridge).heard(a_run(bridge, number), failed(bridge))
+        if any(hold.hold.id == "breaker:bank" for hold in bridge.holds.list()):
+            return
+    raise AssertionError("it has not opened")
+
+
+def probes(workers: list[Bridge], count: int = 12) -> list[tuple[Bridge, Run]]:
+    """Return the runs that go through as probes when all workers ask at once."""
+
+    def ask(number: int) -> tuple[Bridge, Run] | None:
+        bridge = workers[number % WORKERS]
+        run = a_run(bridge, number)
+        return None if breakers_of(bridge).known.of(run.job) else (bridge, run)
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        return [went for went in pool.map(ask, range(count)) if went]
+
+
+def test_the_life_of_a_breaker(workers: list[Bridge], heard: list[Event]) -> None:
+    """No one worker has heard of so many failures as open it."""
+    open_it(workers)
+    (shown,) = workers[0].holds.list()
+    assert shown.hold.jobs == ("pay",)
+    for bridge in workers:
+        breakers_of(bridge).known.forget()
+    assert probes(workers) == [], "the dependency is left alone"
+    probe_at = shown.hold.probe_at
+    assert probe_at
+    eventually(lambda: workers[0].engine.now() > probe_at, what="the end of the cool-down")
+    went = probes(workers)
+    assert len(went) == 3, "of all workers together"
+    bridge, run = went[0]
+    breakers_of(bridge).heard(run, failed(bridge))
+    (again,) = workers[1].holds.list()
+    assert again.hold.since == shown.hold.since
+    assert again.hold.probe_at
+    assert again.hold.probe_at > probe_at
+    for bridge, run in went[1:]:
+        breakers_of(bridge).heard(run, Complete())
+    later = again.hold.probe_at
+    eventually(lambda: workers[0].engine.now() > later, what="the end of the cool-down")
+    for bridge in workers:
+        breakers_of(bridge).known.forget()
+    went = probes(workers)
+    assert len(went) == 3
+    assert probes(workers) == []
+    for bridge, run in went:
+        breakers_of(bridge).heard(run, Complete())
+    assert workers[0].holds.list() == []
+    for bridge in workers:
+        bridge.flush()
+    assert [event.type for event in sorted(heard, key=lambda event: event.time)] == [
+        *("breaker.opened", "breaker.half_open", "breaker.opened", "breaker.half_open", "breaker.closed"),
+    ]
+    assert heard[0].data["runs"] >= 10
+    assert heard[-1].data["rate"] == 5.0
+
+
+def test_a_probe_that_fails_keeps_its_last_attempt(workers: list[Bridge]) -> None:
+    """With another error it ends as ever."""
+    open_it(workers)
+    bridge = workers[0]
+    probe_at = bridge.holds.list()[0].hold.probe_at
+    assert probe_at
+    breakers_of(bridge).known.forget()
+    eventually(lambda: bridge.engine.now() > probe_at, what="the end of the cool-down")
+    run, bug = a_run(bridge, 200, attempt=3), a_run(bridge, 201, attempt=3)
+    for each in (run, bug):
+        assert breakers_of(bridge).known.of(each.job) is None
+    spared = bridge.engine.judge(run, Failure("bank.down"))
+    assert getattr(spared, "hold", None) == "breaker:bank"
+    assert "a probe failed with bank.down, and the job keeps its last attempt" in spared.reason
+    assert not isinstance(bridge.engine.judge(bug, Failure("builtins.ValueError")), type(spared))
+    ended = bridge.engine.judge(a_run(bridge, 202, attempt=3), Failure("bank.down"))
+    assert not isinstance(ended, type(spared)), "it was no probe"
+
+
+def test_an_operator_closes_it(workers: list[Bridge]) -> None:
+    open_it(workers)
+    workers[0].resume(id="breaker:bank")
+    assert workers[1].holds.list() == []
+    for bridge in workers:
+        breakers_of(bridge).known.forget()
+    assert len(probes(workers)) == 12
+    open_it(workers)
+
+
+def test_who_asks_for_fewer_calls_holds_the_other_jobs(workers: list[Bridge]) -> None:
+    """For no longer than the longest wait of a policy; a shorter wait does not take its place."""
+    bridge, other = workers[0], workers[1]
+    for seconds in (100, 50, 10_000):
+        failure = Failure("bank.rate_limited", retry_after=timedelta(seconds=seconds))
+        decision = DeadLettered("exhausted", failure, "")
+        breakers_of(bridge).heard(a_run(bridge, seconds), decision)
+    (shown,) = other.holds.list()
+    assert shown.hold.until
+    assert 290 < (shown.hold.until - bridge.engine.now()).total_seconds() <= 300
+    held = breakers_of(other).known.of(a_run(other, 1).job)
+    assert held
+    assert held.id == "rate_limited:bank"
