@@ -41,7 +41,8 @@ def fill(door: House) -> None:
         born = died if n % 2 else None
         found = {"message": messages[n % 4], "retry": policy, "policy": policy}
         door.bury(f"j-{n}", discarded_at=died, created_at=born, **found)
-        door.park(f"j-{n}", kind=KINDS[n % 2])
+        door.park(f"j-{n}", kind=KINDS[n % len(KINDS)])
+    door.bridge.pause("none.*", until=door.bridge.engine.now() + timedelta(hours=1))
 
 
 def beyond_schemas(case: schemathesis.Case) -> bool:
