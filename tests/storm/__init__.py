@@ -1,0 +1,1 @@
+"""What a dependency sees of a fleet while it is down, and when it comes back."""
