@@ -39,10 +39,8 @@ LATELY, OVERDUE = timedelta(seconds=90), timedelta(seconds=60)
 SECONDS = 3.0
 _PAGE = 1000
 #: The questions by name, and what knows the answer.
-_KNOWS = {
-    **dict.fromkeys(("store", "workers", "waiting", "holds"), "store"),
-    **dict.fromkeys(("broker", "backlog"), "broker"),
-}
+_KNOWS = dict.fromkeys(("store", "broker", "workers", "backlog", "waiting", "holds"), "store")
+_KNOWS |= dict.fromkeys(("broker", "backlog"), "broker")
 
 
 @dataclass(frozen=True, slots=True)
