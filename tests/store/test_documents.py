@@ -108,3 +108,19 @@ def test_a_store_of_an_earlier_release_gets_the_table(postgres_url: str) -> None
     with engine.connect() as connection:
         assert connection.execute(sa.text("select version from ojs_schema")).scalars().all() == before
     engine.dispose()
+
+
+def test_a_document_has_the_time_of_its_last_revision(store: Store) -> None:
+    """It is listed once, and forgotten by that time."""
+    for revision in (1, 2, 3):
+        written = replace(document("a", minutes=9 * revision), revision=revision)
+        assert store.documents.write(written)
+    store.documents.write(document("b", minutes=20))
+    listed = store.documents.list("note", limit=9, cursor=None).documents
+    assert [found.id for found in listed] == ["a", "b"]
+    assert store.documents.count(["note"]) == {"note": 2}
+    assert store.documents.forget("note", before=AT + timedelta(minutes=19)) == 0
+    assert store.documents.get("note", "a") == written
+    assert store.documents.write(replace(written, at=AT, revision=4))
+    assert store.documents.forget("note", before=AT + timedelta(minutes=1)) == 1
+    assert store.documents.get("note", "a") is None

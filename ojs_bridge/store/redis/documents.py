@@ -32,7 +32,9 @@ class RedisDocuments:
         """Write a document in place of its earlier revision."""
         field = _field(document.kind, document.id)
         entry = entry_of((document.kind,), document.at, field)
-        words = (field, document.revision, to_json(document), entry)
+        # The script that replaces the record takes its entry away.
+        record = f'{to_json(document)[:-1]}, "moment": "{moment(document.at)}"}}'
+        words = (field, document.revision, record, entry)
         return bool(self._server.run("write_document", self._document_keys, words))
 
     def get(self, kind: str, document_id: str) -> Document | None:

@@ -24,7 +24,7 @@ def _is_next(new: New) -> sa.ColumnElement[bool]:
     return sa.or_(_d.revision == new["revision"] - 1, again)
 
 
-_WRITE = Upsert(tables.documents, "revision", "record", where=_is_next)
+_WRITE = Upsert(tables.documents, "at_ms", "revision", "record", where=_is_next)
 _LISTED = sa.select(_d.record, _d.at_ms, _d.id)
 
 _t = tables.rates.c
