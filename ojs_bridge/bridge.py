@@ -242,8 +242,10 @@ class Bridge:
         lives = Chore("telling that this worker lives", BEAT.total_seconds(), beat.tell)
         release = Chore("releasing held jobs", RELEASE_SECONDS, self._releaser.release)
         limits = self.engine.limits
-        wake = [Chore("giving out free slots", RELEASE_SECONDS, limits.wake)] if limits else []
-        return prune, replay, lives, release, *wake
+        if limits is None:
+            return prune, replay, lives, release
+        wake = Chore("giving out free slots", RELEASE_SECONDS, limits.wake)
+        return prune, replay, lives, release, wake, Chore("forgetting old limits", seconds, limits.forget)
 
     def stop(self) -> None:
         """End the scheduler with the last worker, and let the listeners hear the last events."""

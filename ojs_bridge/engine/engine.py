@@ -248,7 +248,9 @@ class Engine:
                 admission = self.reservations.reserve(
                     admitted, _sender(job, bare, publication), can_wait=can_wait, wait=wait, gone=redelivered
                 )
-                if isinstance(admission, Run) and (held := self._held(admission, argument)):
+                if isinstance(admission, Run) and (
+                    held := self._held(admission, argument, can_wait=can_wait, wait=wait)
+                ):
                     return Held(admission, held)
             if isinstance(admission, Run) and admission.job.operation:
                 self.settling.tell_operation(admission.job, None)
@@ -265,11 +267,20 @@ class Engine:
             raise
         return admission
 
-    def _held(self, run: Run, argument: Argument) -> SnoozeUntil | None:
+    def _held(self, run: Run, argument: Argument, *, can_wait: bool, wait: Wait | None) -> SnoozeUntil | None:
         """Return until when a hold or a limit keeps a reserved job from its begin, if one does."""
         if self.holds and (hold := self.holds.of(run.job)):
             return self.holds.decision(hold, run.job)
-        return self.limits.hold(run.job, run.reservation, argument) if self.limits else None
+        while self.limits:
+            try:
+                return self.limits.hold(run.job, run.reservation, argument)
+            except StoreError as error:
+                if self._fail_open or not can_wait:
+                    logger.warning("job %s: begins, and its limits are not known: %s", run.job, error)
+                    break
+                if wait is None or not wait(error):
+                    raise
+        return None
 
     def early(self, job: Job) -> Postpone | None:
         """Return the postponement of a job that came before its time, or None."""

@@ -26,6 +26,9 @@ GIVEN = timedelta(seconds=10)
 #: The most jobs that a document of slots lists as waiting. Of more, the next is looked for: so many held
 #: jobs at a time, and so many at the most.
 WAIT, LOOKS, LOOKS_AT = 200, 100, 1000
+#: For how long the store keeps what is known of a limit after its last use. No job runs for as long as
+#: LONGEST.
+KEPT, LONGEST = timedelta(hours=1), timedelta(days=30)
 #: Returns the value of an argument of a job by its name.
 Argument: TypeAlias = Callable[[str], object]
 #: The jobs that have a slot: their reservations, and since when.
@@ -35,7 +38,7 @@ Waits: TypeAlias = Mapping[str, Reservation]
 
 
 class Limits:
-    """The limits of a fleet's dependencies; all methods but `wake` and `release` raise StoreError."""
+    """The limits of a fleet's dependencies; all methods but `release` raise StoreError."""
 
     def __init__(
         self,
@@ -52,6 +55,8 @@ class Limits:
 
     def hold(self, job: Job, reservation: Reservation | None, argument: Argument) -> SnoozeUntil | None:
         """Return until when a reserved job waits for its turn or for a slot; None if it may begin."""
+        # A job that waits for a slot has had its turns up to there.
+        waits_for = job.turn if job.turn.startswith(f"{SLOTS}:") else ""
         for dependency in self._dependencies.of_type(job.type):
             if not dependency.is_limited:
                 continue
@@ -61,12 +66,13 @@ class Limits:
                 value = hashlib.sha256(repr(argument(dependency.key)).encode("utf-8", "replace")).hexdigest()
                 name, said = f"{name}:{value[:16]}", f"{name} by {dependency.key}"
             turn = f"{RATE}:{name}"
-            # A job that waits for a slot has had its turn.
-            if dependency.every and job.turn != f"{SLOTS}:{name}":
+            if dependency.every and not waits_for:
                 at = self._turn(name, dependency.every, has_turn=job.turn == turn)
                 if at is not None:
                     self.release(job, reservation)
                     return self._until(job, at, turn, f"the rate of {said}: its turn is at {at:%H:%M:%S} UTC")
+            if waits_for == f"{SLOTS}:{name}":
+                waits_for = ""
             if dependency.concurrency and reservation:
                 if not self._has_slot(name, dependency.concurrency, job, reservation):
                     self.release(job, reservation)
@@ -93,12 +99,16 @@ class Limits:
     def wake(self) -> None:
         """Give free slots to jobs that wait for them: a worker may have died; raises StoreError."""
         for dependency in self._dependencies.limited:
-            names = dict.fromkeys(
-                job.state["turn"].partition(":")[2] for job in self._waiting(dependency, f"{SLOTS}:")
-            )
-            for name in names:
-                while self._give(name, dependency):
-                    pass
+            if dependency.concurrency:
+                names = dict.fromkeys(name for _, name in self._waiting(dependency))
+                for name in names:
+                    while self._give(name, dependency):
+                        pass
+
+    def forget(self) -> None:
+        """Delete what is known of limits that nobody has used for long; raises StoreError."""
+        for kind in (RATE, SLOTS):
+            self._store.documents.forget(kind, before=self._clock() - KEPT)
 
     def _until(self, job: Job, at: datetime, hold: str, why: str) -> SnoozeUntil:
         at, now = later(min(at, job.expires) if job.expires else at, 0), self._clock()
@@ -119,8 +129,11 @@ class Limits:
         while True:
             known, now = self._store.documents.get(SLOTS, name), self._clock()
             taken, waits = _read(known)
-            if reservation in taken:
+            taken, given = dict(taken), taken.get(reservation)
+            if given and now - given < GIVEN / 2:
                 return True  # it was given to this job
+            # Else others may have counted it as free before this job had reserved its attempt.
+            taken.pop(reservation, None)
             if len(taken) >= most:
                 taken = self._live(taken, now)
             has_it = len(taken) < most
@@ -139,6 +152,8 @@ class Limits:
         while True:
             known, now = self._store.documents.get(SLOTS, name), self._clock()
             taken, waits = _read(known)
+            if ended and ended not in taken:
+                return False
             taken = self._live({held: at for held, at in taken.items() if held != ended}, now)
             following = None
             if len(taken) < (dependency.concurrency or 0):
@@ -165,7 +180,7 @@ class Limits:
             # It may have been cancelled, or have another chain.
             if parked and (parked.key, parked.fence) == its:
                 return parked, left
-        others = self._waiting(dependency, f"{SLOTS}:{name}")
+        others = (job for job, its_name in self._waiting(dependency) if its_name == name)
         return next((job for job in others if Reservation(job.key, job.fence) not in taken), None), left
 
     def _live(self, taken: Taken, now: datetime) -> dict[Reservation, datetime]:
@@ -173,13 +188,20 @@ class Limits:
         under_way = {*self._store.reservations.under_way([*taken], now=now)}
         return {held: at for held, at in taken.items() if held in under_way or now - at < GIVEN}
 
-    def _waiting(self, dependency: Dependency, turn: str) -> Iterator[Parked]:
-        """Yield held jobs of a dependency that wait for such a turn, by type in the order of their time."""
+    def _waiting(self, dependency: Dependency) -> Iterator[tuple[Parked, str]]:
+        """Yield held jobs that wait for slots of a dependency, by type in the order of their time.
+
+        Each comes with the name of its slots.
+        """
         for pattern in self._dependencies.jobs_of(dependency.name):
             where, cursor = Filter(type=pattern, kind="held"), None
             for _ in range(LOOKS_AT // LOOKS):
                 page = self._store.parked.list(where, limit=LOOKS, cursor=cursor)
-                yield from (job for job in page.jobs if str(job.state.get("turn", "")).startswith(turn))
+                for job in page.jobs:
+                    kind, _, name = str(job.state.get("turn", "")).partition(":")
+                    own = name.rpartition(":")[0] if dependency.key else name
+                    if kind == SLOTS and own == dependency.name:
+                        yield job, name
                 cursor = page.next_cursor
                 if cursor is None:
                     break
@@ -189,7 +211,7 @@ class Limits:
             "taken": [[held.key, held.fence, at.isoformat()] for held, at in taken.items()],
             "waits": [[job_id, its.key, its.fence] for job_id, its in waits.items()],
         }
-        return self._wrote(SLOTS, name, self._clock(), body, known)
+        return self._wrote(SLOTS, name, self._clock() + (LONGEST if taken else timedelta()), body, known)
 
     def _wrote(
         self, kind: str, name: str, at: datetime, body: dict[str, Any], known: Document | None

@@ -77,6 +77,8 @@ class Outbox:
 
     def expect(self, parked: Parked, seconds: float) -> None:
         """Have a job published as soon as it is there, if that is within some seconds; never raises."""
+        if parked.framework not in self._context.publishers:
+            return  # a worker of its framework publishes it
         now = time.monotonic()
         first = now + PAUSE_SECONDS if seconds else now
         try:

@@ -23,7 +23,6 @@ from ojs_bridge import Bridge, Parked, Retention, open_store
 from ojs_bridge.engine import holds as engine_holds
 from ojs_bridge.http import app_for
 from ojs_bridge.rules.fingerprint import fingerprint
-from ojs_bridge.rules.holds import Hold
 from ojs_bridge.store import BOUNDS, Rate
 from tests.forking import ended, started
 from tests.http.doors import OPERATOR, READER, listening
@@ -862,12 +861,6 @@ def test_a_pause_is_begun_seen_and_ended(page: Page, door: Door) -> None:
     assert bridge.audit.list(limit=1).records[0].subject["rate"] == 50
     assert "owned" not in page.title()
     bridge.resume(queue="wait")
-    breaker = Hold(
-        "breaker:bank", "the breaker of bank, 9 of 9 calls failed", bridge.engine.now(), dependency="bank"
-    )
-    engine_holds.write(door.store.documents, breaker)
-    expect(holds.first).to_contain_text(re.compile("^dependency bank.*9 of 9 calls failed"))
-    bridge.resume(id="breaker:bank")
     expect(holds).to_have_count(0)
     bridge.operations.run(bridge.operations.begin("cancel"))
 

@@ -1,4 +1,4 @@
-// The holds that are on, pauses and open breakers: whose or why, until when, and how many jobs are held.
+// The holds that are on: whose pause it is, why, until when, and how many jobs are held.
 
 import { call, mayWrite, pathOf } from "./api.js";
 import { age, byId, cut, guarded, make, question, stamp } from "./view.js";
@@ -46,8 +46,8 @@ function row(hold) {
   );
 }
 
-function jobs({ type, queue, error_type: error, dependency }) {
-  const named = [["type", type], ["queue", queue], ["error", error], ["dependency", dependency]].filter(([, value]) => value);
+function jobs({ type, queue, error_type: error }) {
+  const named = [["type", type], ["queue", queue], ["error", error]].filter(([, value]) => value);
   return named.map(([name, value]) => `${name} ${value}`).join(", ");
 }
 

@@ -1,0 +1,221 @@
+"""The limits of dependencies, where jobs have several, and where processes, clocks and stores fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ojs_bridge import Bridge, Dependency
+from ojs_bridge.engine.limits import GIVEN, RATE, SLOTS, Limits
+from ojs_bridge.engine.runs import Admission, Held, Run
+from ojs_bridge.engine.storing import job_of_parked
+from ojs_bridge.errors import StoreError
+from ojs_bridge.rules.decision import Complete
+from ojs_bridge.rules.job import Job
+from ojs_bridge.store import Parked
+from tests.engine.test_carrying import Written
+from tests.engine.test_outbox import Broker
+from tests.servers import eventually
+
+MINUTE = timedelta(minutes=1)
+
+
+class Fleet:
+    """The workers of one store, which are bridges of this process; nothing is published but by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url = f"sqlite:///{folder}/ojs.db"
+        self.bridges: list[Bridge] = []
+
+    def worker(self, *dependencies: Dependency, framework: str = "outbox", **settings: Any) -> Bridge:
+        """Start a worker with a broker of its own."""
+        bridge = Bridge(self.url, dependencies=dependencies, settle_behind=False, **settings)
+        assert bridge.store is not None
+        bridge.store.prepare()
+        bridge.engine.register(framework, Broker())  # type: ignore[arg-type]
+        self.bridges.append(bridge)
+        return bridge
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    """A fleet without a worker."""
+    fleet = Fleet(tmp_path)
+    yield fleet
+    for bridge in fleet.bridges:
+        bridge.engine.close()
+
+
+def begin(bridge: Bridge, job: Job | str, *, framework: str = "outbox", account: object = None) -> Admission:
+    """Have a worker begin a job; one that is held waits in the store."""
+    if isinstance(job, str):
+        job = Job(job, "act", "default")
+    engine = bridge.engine
+    admission = engine.begin(job, job, engine.task(), argument=lambda _name: account)
+    if isinstance(admission, Held):
+        settlement = engine.carrying.carry(admission.run, admission.decision, Written(framework=framework))
+        engine.settling.settle(admission.run, settlement.decision)
+    return admission
+
+
+def begun(bridge: Bridge, job: Job | str, **options: Any) -> Run:
+    """Have a worker begin a job that nothing holds."""
+    admission = begin(bridge, job, **options)
+    assert isinstance(admission, Run), admission
+    return admission
+
+
+def end(bridge: Bridge, run: Run) -> None:
+    """End a run."""
+    bridge.engine.settling.settle(run, Complete())
+
+
+def limits_of(bridge: Bridge) -> Limits:
+    """Return the limits of a worker."""
+    assert bridge.engine.limits
+    return bridge.engine.limits
+
+
+def waiting(bridge: Bridge, job: str) -> Parked:
+    """Return a job that waits in the store."""
+    return bridge.waiting.get(job)
+
+
+def published(bridge: Bridge, framework: str = "outbox") -> list[str]:
+    """Return what a worker has published."""
+    return bridge.engine.context.publishers[framework].published  # type: ignore[attr-defined, no-any-return]
+
+
+def again(bridge: Bridge, job: str) -> Job:
+    """Return a job that waits, as its next delivery has it."""
+
+    return job_of_parked(waiting(bridge, job))._replace(next_retry_at=None)
+
+
+def test_free_slots_of_one_dependency_are_not_given_out_by_the_limit_of_another(fleet: Fleet) -> None:
+    """Jobs that need both wait for the one; a chore gives no more of its slots than there are."""
+    both = Dependency("wide", jobs=["act"], concurrency=9), Dependency("narrow", jobs=["act"], concurrency=1)
+    worker = fleet.worker(*both)
+    begun(worker, "j-0")
+    for n in range(1, 5):
+        assert isinstance(begin(worker, f"j-{n}"), Held)
+    limits_of(worker).wake()
+    assert worker.store
+    known = worker.store.documents.get(SLOTS, "narrow")
+    assert known
+    assert len(known.body["taken"]) == 1
+
+
+def test_a_slot_is_not_given_to_a_job_that_waits_for_a_dependency_of_a_longer_name(fleet: Fleet) -> None:
+    """It would come, be held again, and be given the same slot again, without end."""
+    both = Dependency("bank", jobs=["act"], concurrency=9), Dependency("bank-eu", jobs=["act"], concurrency=1)
+    worker = fleet.worker(*both)
+    begun(worker, "j-0")
+    assert isinstance(begin(worker, "j-1"), Held)
+    worker.engine.outbox.close()
+    assert waiting(worker, "j-1").next_retry_at > worker.engine.now() + MINUTE
+    assert published(worker) == []
+
+
+def test_a_slot_goes_to_a_job_of_the_other_framework(fleet: Fleet) -> None:
+    """The process that frees it has no publisher for the job: a worker of its framework publishes it now."""
+    one = Dependency("bank", jobs=["act"], concurrency=1)
+    first, second = fleet.worker(one, framework="first"), fleet.worker(one, framework="second")
+    run = begun(first, "j-0", framework="first")
+    assert isinstance(begin(second, "j-1", framework="second"), Held)
+    end(first, run)
+    first.engine.outbox.close()
+    due = second.waiting._parked.claim_due(
+        "second", now=second.engine.now(), until=second.engine.now() + MINUTE, limit=1
+    )
+    assert [parked.id for parked in due.retries] == ["j-1"]
+
+
+def test_a_job_finds_the_slot_that_it_was_given_taken_if_it_comes_too_late(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker has read the slots before the late job had reserved its attempt, and writes after."""
+    one = Dependency("bank", jobs=["act"], concurrency=1)
+    first, second = fleet.worker(one), fleet.worker(one)
+    run = begun(first, "j-0")
+    assert isinstance(begin(first, "j-1"), Held)
+    late = again(first, "j-1")
+    end(first, run)
+    now = first.engine.now() + GIVEN
+    for worker in (first, second):
+        monkeypatch.setattr(limits_of(worker), "_clock", lambda: now)
+    wrote, came = limits_of(second)._wrote_slots, list[Admission]()
+
+    def write(*args: Any) -> bool:
+        if not came:
+            came.append(begin(first, late))
+        return wrote(*args)
+
+    monkeypatch.setattr(limits_of(second), "_wrote_slots", write)
+    other = begin(second, "j-2")
+    assert sorted(type(each).__name__ for each in (*came, other)) == ["Held", "Run"]
+
+
+def test_a_job_that_waits_for_a_slot_does_not_wait_for_the_rate_again(fleet: Fleet) -> None:
+    """It has had its turn, by the dependency of the slot or by one before it."""
+    both = Dependency("fast", jobs=["act"], rate="1/h"), Dependency("narrow", jobs=["act"], concurrency=1)
+    other = fleet.worker(both[1])
+    run = begun(other, "j-0")
+    worker = fleet.worker(*both)
+    held = begin(worker, "j-1")
+    assert isinstance(held, Held)
+    assert held.decision.hold == "slots:narrow"
+    late = again(worker, "j-1")
+    end(other, run)
+    begun(worker, late)
+
+
+def test_a_slot_that_waits_behind_many_held_jobs_is_given(fleet: Fleet) -> None:
+    """Another key's jobs, or those that wait for their turns, may be many, and due sooner."""
+    worker = fleet.worker(Dependency("bank", jobs=["act"], concurrency=1, key="account"))
+    busy, run = begun(worker, "a-0", account="a"), begun(worker, "b-0", account="b")
+    for n in range(1, 130):
+        assert isinstance(begin(worker, f"a-{n}", account="a"), Held)
+    assert isinstance(begin(worker, "b-1", account="b"), Held)
+    end(worker, run)
+    limits_of(worker).wake()
+    eventually(lambda: published(worker) == ["b-1"], what="the job that was given the slot")
+    end(worker, busy)
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_job_that_cannot_wait_begins_though_its_limits_cannot_be_read(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, is_open: bool
+) -> None:
+    """Its message is acknowledged, and no other place has the job; with `fail_open` no job waits."""
+    worker = fleet.worker(Dependency("bank", jobs=["act"], rate="1/h", concurrency=1), fail_open=is_open)
+    assert worker.store
+
+    def get(*_: Any) -> None:
+        raise StoreError("away")
+
+    monkeypatch.setattr(worker.store.documents, "get", get)
+    job, engine = Job("j-0", "act", "default"), worker.engine
+    assert isinstance(engine.begin(job, job, engine.task(), can_wait=is_open), Run)
+    if not is_open:
+        with pytest.raises(StoreError):
+            engine.begin(job._replace(id="j-1"), job, engine.task())
+
+
+def test_what_the_limits_of_each_argument_leave_in_the_store_goes(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the slots of a job that runs on, however long."""
+    worker = fleet.worker(Dependency("bank", jobs=["act"], rate="9/s", concurrency=1, key="account"))
+    assert worker.store
+    runs = [begun(worker, f"j-{n}", account=n) for n in range(4)]
+    for run in runs[1:]:
+        end(worker, run)
+    now = worker.engine.now() + timedelta(days=2)
+    monkeypatch.setattr(limits_of(worker), "_clock", lambda: now)
+    limits_of(worker).forget()
+    assert dict(worker.store.documents.count([RATE, SLOTS])) == {SLOTS: 1}
