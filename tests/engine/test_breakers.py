@@ -143,6 +143,20 @@ def test_a_probe_that_fails_keeps_its_last_attempt(workers: list[Bridge]) -> Non
     assert not isinstance(ended, type(spared)), "it was no probe"
 
 
+def test_probes_that_do_not_come_back_count_as_lost(workers: list[Bridge]) -> None:
+    """Their workers have died: after a cool-down others run."""
+    open_it(workers)
+    for _ in range(3):
+        (shown,) = workers[0].holds.list()
+        at = shown.hold.probe_at
+        assert at
+        for bridge in workers:
+            breakers_of(bridge).known.forget()
+        eventually(lambda at=at: workers[0].engine.now() > at, what="the end of the cool-down")
+        assert len(probes(workers)) == 3
+        assert probes(workers) == []
+
+
 def test_an_operator_closes_it(workers: list[Bridge]) -> None:
     open_it(workers)
     workers[0].resume(id="breaker:bank")

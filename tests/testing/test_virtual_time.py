@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ojs_bridge import Bridge, DeadLetter, Discard, Event, ReplayRule, Retry, Snooze
+from ojs_bridge import Breaker, Bridge, DeadLetter, Dependency, Discard, Event, ReplayRule, Retry, Snooze
 from ojs_bridge.rules.job import parse_time
 from ojs_bridge.testing import NothingRan, VirtualTime, virtual_time
 from tests.testing.conftest import CRM, Shop, amqp_shop, celery_shop, dramatiq_shop, rabbitmq_shop
@@ -87,6 +87,30 @@ def test_a_pause_with_an_end_is_a_delay(shop: Shop, ojs: VirtualTime) -> None:
     assert (job.outcome, job.attempts) == ("completed", 1)
     assert ojs.elapsed == timedelta(hours=3)
     assert [event.type for event in ojs.events if event.subject == job.id].count("job.held") == 1
+
+
+@pytest.mark.parametrize("kind", [celery_shop, dramatiq_shop])
+def test_a_breaker_opens_and_closes_in_no_time(kind: Any) -> None:
+    """The bank is down for an hour: no job is exhausted, and it is called once in each cool-down."""
+    breaker = Breaker(least=4, cool_down="PT1M", probes=1, ramp="1/s")
+    bank = Dependency("bank", ["builtins.ConnectionError"], ["pay"], breaker)
+    shop, calls = kind(Bridge(dependencies=[bank])), []
+    with virtual_time(shop.target) as ojs:
+
+        def pay() -> None:
+            calls.append(ojs.elapsed)
+            if ojs.elapsed < timedelta(hours=1):
+                raise ConnectionError("the bank is down")
+
+        task = shop.task(pay, max_attempts=3, initial_interval="PT1S", jitter=False)
+        for _ in range(10):
+            shop.send(task)
+        ojs.run()
+        assert [job.outcome for job in ojs.jobs] == ["completed"] * 10
+        assert 60 <= len(calls) <= 75
+        assert ojs.elapsed <= timedelta(hours=1, minutes=3)
+        told = [event.type for event in ojs.events if event.subject == "bank"]
+        assert (told[0], told[-1]) == ("breaker.opened", "breaker.closed")
 
 
 def test_a_success(shop: Shop, ojs: VirtualTime) -> None:
