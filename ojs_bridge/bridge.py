@@ -171,7 +171,7 @@ class Bridge:
         #: jobs are in the first one alone.
         self.waiting = waiting = Waiting(context)
         self.retries, self.scheduled = Waiting(context, "retry"), Waiting(context, "scheduled")
-        self.holds = Holds(context, self.engine.holds)
+        self.holds = Holds(context, self.engine.holds, self.engine.dependencies)
         self.pause, self.resume = self.holds.pause, self.holds.resume
         letters = self.dead_letters
         self.jobs = Jobs(letters.find, waiting.find, letters.id_of, waiting.id_of)

@@ -26,6 +26,7 @@ class Named:
     error_type: Annotated[
         str | None, Option(help="The retries whose last error has this type, such as external.stripe.*")
     ] = None
+    dependency: Annotated[str | None, Option(help="The jobs that need this dependency.")] = None
 
 
 def pause(

@@ -36,7 +36,11 @@ class Holds:
         """Hold jobs in the store: they do not begin, and use no attempt."""
         with _refused():
             hold = self._bridge.pause(
-                body.type, queue=body.queue, error_type=body.error_type, until=body.until
+                body.type,
+                queue=body.queue,
+                error_type=body.error_type,
+                dependency=body.dependency,
+                until=body.until,
             )
         return _shown(self._bridge.holds.shown(hold))
 

@@ -252,11 +252,12 @@ class PauseQueue(Change):
 
 
 class Pause(PauseQueue):
-    """A pause of the jobs that have a type, a queue and a type of the last error: each that is named."""
+    """A pause of the jobs that have all that is named; `error_type` is that of the last error."""
 
     type: Pattern | None = None
     queue: Word | None = None
     error_type: Pattern | None = None
+    dependency: Word | None = None
 
 
 class Resume(Change):

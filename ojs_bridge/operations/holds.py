@@ -11,6 +11,7 @@ from ..engine import holds
 from ..engine.context import Context
 from ..engine.events import paused
 from ..errors import HoldNotFound
+from ..rules.dependencies import Dependencies
 from ..rules.holds import Hold
 from ..rules.job import format_time
 from ..rules.notations import rate_at
@@ -34,8 +35,8 @@ class Shown:
 class Holds:
     """The holds of a fleet. Every method raises StoreError, and ConfigurationError without a store."""
 
-    def __init__(self, context: Context, known: holds.KnownHolds | None) -> None:
-        self._context = context
+    def __init__(self, context: Context, known: holds.KnownHolds | None, dependencies: Dependencies) -> None:
+        self._context, self._dependencies = context, dependencies
         self._known = known
         self._audit = Audit(context)
 
@@ -65,26 +66,35 @@ class Holds:
         *,
         queue: str | None = None,
         error_type: str | None = None,
+        dependency: str | None = None,
         reason: str = "",
         until: datetime | None = None,
     ) -> Hold:
-        """Hold the jobs that have a type, a queue, and a type of the last error: `*` is all jobs.
+        """Hold the jobs that have a type, a queue, a type of the last error, and a dependency.
 
-        Jobs that run, run on. Without a `reason` it is that of the audit's actor. Raises ValueError if
-        nothing is named, and for an invalid pattern or time.
+        Each counts where it is named; the type `*` is all jobs. Jobs that run, run on. Without a `reason` it
+        is that of the audit's actor. Raises ValueError if nothing is named, for an invalid pattern or time,
+        and for a dependency that is not among those of the bridge, if it has any.
         """
         now, documents = self._context.clock(), self._context.store_for("holds").documents
-        if type is None and queue is None and error_type is None:
+        named = {"type": type, "queue": queue, "error_type": error_type, "dependency": dependency}
+        said = {name: text for name, text in named.items() if text is not None}
+        if not said:
             raise ValueError("type: a pause needs a type, a queue or an error type; '*' is every type")
+        # Where none is declared, the workers know it.
+        if dependency is not None and self._dependencies and dependency not in self._dependencies.by_name:
+            known = ", ".join(self._dependencies.by_name)
+            raise ValueError(f"dependency: {dependency!r:.100} is not the name of one; there are: {known}")
         if until is not None and due_from(until) <= now:
             raise ValueError(f"until: {until} is in the past")
         actor = Actor.current()
         by, why = actor.name, reason or actor.reason
-        named = {"type": type, "queue": queue, "error_type": error_type}
-        said = {name: text for name, text in named.items() if text is not None}
         id_ = f"pause:{','.join(f'{name}={text}' for name, text in said.items())}"
         of = f"the pause of {by} since {format_time(now)}{f' ({why})' if why else ''}"
         hold = Hold(id_, of, now, by, why, type, queue, error_type, until and due_from(until))
+        if dependency in self._dependencies.by_name:
+            hold = replace(hold, jobs=self._dependencies.jobs_of(dependency))
+        hold = replace(hold, dependency=dependency)
         ends = hold.until and format_time(hold.until)
         with acting(replace(actor, reason=why)), self._audit.recording("hold.pause", hold=id_, until=ends):
             self._write(documents, hold)
@@ -98,21 +108,23 @@ class Holds:
         *,
         queue: str | None = None,
         error_type: str | None = None,
+        dependency: str | None = None,
         id: str | None = None,  # noqa: A002 - the name of the field
         rate: str | float | None = None,
     ) -> Hold:
-        """End the pause of this type, queue and error type, or of this id; return it.
+        """End the pause of this type, queue, error type and dependency, or the hold of this id; return it.
 
         What it has held goes on in its order, no faster than `rate`, such as `50/s` or `100/m`. Raises
         HoldNotFound, ValueError if nothing is named, and ConfigurationError for a rate that is none.
         """
         now, documents = self._context.clock(), self._context.store_for("holds").documents
         pace = None if rate is None else rate_at("rate", rate)
-        wanted = {"type": type, "queue": queue, "error_type": error_type}
+        wanted = {"type": type, "queue": queue, "error_type": error_type, "dependency": dependency}
         if (id is None) is not any(value is not None for value in wanted.values()):
             raise ValueError("id: name a pause by its id, or by its type, queue and error type")
         for hold in holds.read(documents):
-            ours = hold.id == id or (id is None and all(getattr(hold, n) == v for n, v in wanted.items()))
+            is_pause = id is None and hold.id.startswith("pause:")
+            ours = hold.id == id or (is_pause and all(getattr(hold, n) == v for n, v in wanted.items()))
             if ours and hold.is_on(now):
                 break
         else:
@@ -132,6 +144,6 @@ class Holds:
 
     def _tell(self, hold: Hold) -> None:
         """Tell of a whole queue, in the specification's words; of any other pause the audit tells."""
-        if hold.queue and not (hold.type or hold.error_type):
+        if hold.queue and not (hold.type or hold.error_type or hold.dependency):
             is_over = hold.ended_at is not None
             self._context.emit(paused(hold.queue, hold.ended_at or hold.since, is_over=is_over))

@@ -18,7 +18,7 @@ from ojs_bridge.rules.job import Job
 from tests.servers import eventually
 from tests.servers.valkey import Valkey
 
-BREAKER = Breaker(share=0.5, least=10, window="PT1M", cool_down="PT2S", probes=3, ramp="5/s")
+BREAKER = Breaker(share=0.5, least=10, window="PT1M", cool_down="PT6S", probes=3, ramp="5/s")
 WORKERS = 6
 
 
@@ -72,7 +72,7 @@ def open_it(workers: list[Bridge]) -> None:
     raise AssertionError("it has not opened")
 
 
-def probes(workers: list[Bridge], count: int = 12) -> list[tuple[Bridge, Run]]:
+def probes(workers: list[Bridge], count: int = 8) -> list[tuple[Bridge, Run]]:
     """Return the runs that go through as probes when all workers ask at once."""
 
     def ask(number: int) -> tuple[Bridge, Run] | None:
@@ -146,7 +146,7 @@ def test_a_probe_that_fails_keeps_its_last_attempt(workers: list[Bridge]) -> Non
 def test_probes_that_do_not_come_back_count_as_lost(workers: list[Bridge]) -> None:
     """Their workers have died: after a cool-down others run."""
     open_it(workers)
-    for _ in range(3):
+    for _ in range(2):
         (shown,) = workers[0].holds.list()
         at = shown.hold.probe_at
         assert at
@@ -163,8 +163,26 @@ def test_an_operator_closes_it(workers: list[Bridge]) -> None:
     assert workers[1].holds.list() == []
     for bridge in workers:
         breakers_of(bridge).known.forget()
-    assert len(probes(workers)) == 12
+    assert len(probes(workers)) == 8
     open_it(workers)
+
+
+def test_an_operator_pauses_a_dependency(workers: list[Bridge]) -> None:
+    """Its jobs are held, by whatever worker, and others are not."""
+    hold = workers[0].pause(dependency="bank", reason="a deploy")
+    assert (hold.id, hold.jobs, hold.of) == (
+        *("pause:dependency=bank", ("pay",)),
+        "jobs of the dependency bank",
+    )
+    other = breakers_of(workers[1]).known
+    held = other.of(a_run(workers[1], 1).job)
+    assert held
+    assert held.id == hold.id
+    assert other.of(Job("j", "ship", "default")) is None
+    with pytest.raises(ValueError, match="dependency: 'bnk' is not the name of one; there are: bank"):
+        workers[0].pause(dependency="bnk")
+    workers[1].resume(dependency="bank")
+    assert workers[0].holds.list() == []
 
 
 def test_who_asks_for_fewer_calls_holds_the_other_jobs(workers: list[Bridge]) -> None:

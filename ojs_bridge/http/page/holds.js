@@ -14,6 +14,7 @@ const PAUSE = {
     { label: "Job type", name: "type", placeholder: "billing.charge, billing.*, or * for all" },
     { label: "Queue", name: "queue", placeholder: "any" },
     { label: "Type of the last error", name: "error_type", placeholder: "any, or external.stripe.*" },
+    { label: "Dependency", name: "dependency", placeholder: "any, or stripe" },
     { label: "Until", name: "until", type: "datetime-local" },
   ],
 };
