@@ -42,6 +42,8 @@ PAUSES = (
     Pause(38, "*", 4),
     Pause(46, "instant", 50, "60/s"),
 )
+#: When the bank is down, of whose jobs there are so many in a hundred.
+BANK_DOWN, OF_THE_BANK = (0, 28), 15
 #: The seconds for the framework alone: a job that kills its worker never ends there.
 BOUND = 150
 #: The number of jobs of a list that are shown.
@@ -78,7 +80,7 @@ def _arguments() -> argparse.Namespace:
         "--stores", nargs="+", choices=STORES, default=list(STORES), help="what keep the bridge's records"
     )
     parser.add_argument(
-        "--holds", action="store_true", help="pause jobs, and limit some, where there is the bridge"
+        "--holds", action="store_true", help="pause, limit and break jobs, where there is the bridge"
     )
     parser.add_argument("--folder", type=Path, help="keep ledgers and logs here")
     return parser.parse_args()
@@ -88,6 +90,8 @@ def _trial(framework: str, broker: str, store: str | None, asked: argparse.Names
     side = f"with the bridge, store on {STORES[store].__name__}" if store else "alone"
     name = f"{FRAMEWORKS[framework].name} on {BROKERS[broker].__name__}, {side}"
     jobs = load(asked.jobs, seed=1)
+    if asked.holds and store:
+        jobs = [f"bank-1-{n}" for n in range(asked.jobs * OF_THE_BANK // 100)] + jobs
     with (
         tempfile.TemporaryDirectory() as temporary,
         BROKERS[broker]() as queue,
@@ -98,7 +102,9 @@ def _trial(framework: str, broker: str, store: str | None, asked: argparse.Names
         way = stack.enter_context(Proxy(kept.port)) if kept else None
         holds = asked.holds and store is not None
         trial = Trial(FRAMEWORKS[framework](), queue, kept, jobs, folder, way, limited=holds)
-        storm = replace(STORM, pauses=PAUSES if holds else ()) if store else replace(STORM, patience=BOUND)
+        storm = STORM if store else replace(STORM, patience=BOUND)
+        if holds:
+            storm = replace(STORM, pauses=PAUSES, bank=BANK_DOWN)
         return judge(name, jobs, trial.run(storm), bridged=store is not None, limited=holds)
 
 

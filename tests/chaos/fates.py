@@ -22,6 +22,14 @@ class Unlucky(Exception):
     """The exception of a job that is to fail."""
 
 
+class BankDown(Exception):
+    """The exception of a job that needs the bank while the bank is down."""
+
+
+#: While a reader has released this, the bank is down.
+BANK = "bank-is-down"
+
+
 @dataclass(frozen=True)
 class Fate:
     """A kind of job: its share of the load in percent, and whether it is meant to end as a dead letter."""
@@ -53,6 +61,7 @@ FATES = {
         Fate("doomed", 12, 3, dies=True),
         Fate("poison", 3, 3, dies=True),
         Fate("held", 0, 2),
+        Fate("bank", 0, 12),
     )
 }
 
@@ -89,6 +98,9 @@ def play(ledger: Ledger, job: str, attempt: int, processes: Callable[[int], Iter
             time.sleep(SLOW)
         case "held":
             ledger.await_release(job)
+        case "bank" if ledger.is_released(BANK):
+            ledger.note("failed", job, attempt)
+            raise BankDown(f"attempt {attempt}")
         case "flaky" if attempt <= 1 + number % 3:
             _fail(ledger, job, attempt)
         case "doomed":

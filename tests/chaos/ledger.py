@@ -27,8 +27,12 @@ class Ledger:
 
     def await_release(self, job: str) -> None:
         """Wait until a reader releases the job."""
-        while not Path(f"{self._folder}.{job}").exists():
+        while not self.is_released(job):
             time.sleep(0.1)
+
+    def is_released(self, name: str) -> bool:
+        """Return whether a reader has released something."""
+        return Path(f"{self._folder}.{name}").exists()
 
     def _descriptor(self) -> int:
         if self._pid != os.getpid():
@@ -75,6 +79,10 @@ class Reader:
     def release(self, job: str) -> None:
         """Let a job go on that awaits it."""
         Path(f"{self._folder}.{job}").touch()
+
+    def take_back(self, name: str) -> None:
+        """Take a release back."""
+        Path(f"{self._folder}.{name}").unlink()
 
     def lines(self, job: str, *what: str) -> Sequence[Line]:
         """Return a job's lines of some kinds in the order of time."""

@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 
-from ojs_bridge import Bridge, Dependency, Event
+from ojs_bridge import Breaker, Bridge, Dependency, Event
 from tests.chaos.fates import RESERVATION
 from tests.chaos.ledger import Ledger
 
@@ -16,6 +16,8 @@ QUEUE = "chaos"
 DELIVERY_LIMIT = 20
 #: The slots of slow jobs.
 SLOTS = 3
+#: Of the bank's jobs, which have too few attempts for its outage.
+BREAKER = Breaker(least=10, window="PT10S", cool_down="PT2S", probes=2, ramp="40/s")
 QUORUM = {"x-queue-type": "quorum", "x-delivery-limit": DELIVERY_LIMIT}
 
 
@@ -32,7 +34,7 @@ class Settings:
     ledger: str
     hasty: bool = True
     heartbeat: int | None = None
-    #: Whether jobs that fail have a rate, and slow ones slots.
+    #: Whether jobs that fail have a rate, slow ones slots, and those of the bank a breaker.
     limited: bool = False
 
     @property
@@ -61,6 +63,7 @@ class Settings:
         limits = (
             Dependency("slots", jobs=["slow"], concurrency=SLOTS),
             Dependency("rate", jobs=["doomed"], rate="30/s"),
+            Dependency("bank", errors=["*.BankDown"], jobs=["bank"], breaker=BREAKER),
         )
         return Bridge(
             self.store,

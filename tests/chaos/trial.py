@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ojs_bridge import Bridge, open_store
 from ojs_bridge.store import Filter
-from tests.chaos.fates import RESERVATION, fate_of
+from tests.chaos.fates import BANK, RESERVATION, fate_of
 from tests.chaos.frameworks import Framework, waiting
 from tests.chaos.ledger import Reader
 from tests.chaos.settings import Settings
@@ -53,7 +53,7 @@ class Pause:
 class Storm:
     """The length of the killing, its pace, and the servers that go away meanwhile; all in seconds.
 
-    With `pauses` jobs have a rate and slots, too.
+    With `pauses` jobs have a rate, slots and a breaker, too.
     """
 
     seconds: float
@@ -61,6 +61,8 @@ class Storm:
     outages: Sequence[Outage]
     patience: float
     pauses: Sequence[Pause] = ()
+    #: When the bank is down.
+    bank: tuple[float, float] | None = None
 
 
 @dataclass
@@ -141,6 +143,9 @@ class Trial:
         for outage in storm.outages:
             begin, end = self._steps(outage)
             actions += [(outage.at, begin), (outage.at + outage.seconds, end)]
+        if storm.bank:
+            begin, end = partial(self._ledger.release, BANK), partial(self._ledger.take_back, BANK)
+            actions += [(storm.bank[0], begin), (storm.bank[1], end)]
         for pause in storm.pauses:
             begin, end = self._pausing(pause)
             actions += [(pause.at, begin), (pause.at + pause.seconds, end)]
