@@ -58,7 +58,7 @@ recovery: .venv/.installed servers  ## measure how soon the jobs of a killed wor
 	.venv/bin/python -m benchmarks.recovery
 
 chaos: .venv/.installed servers  ## kill workers, brokers and stores under a load, with the bridge and without
-	.venv/bin/python -m tests.chaos
+	.venv/bin/python -m tests.chaos $(CHAOS)
 
 delays: .venv/.installed servers  ## see what becomes of delayed jobs, with the bridge and without; takes half an hour
 	.venv/bin/python -m tests.delays $(DELAYS)
