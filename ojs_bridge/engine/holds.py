@@ -157,8 +157,6 @@ class Releaser:
         self._holder = uuid.uuid4().hex
         #: The holds for which all held jobs were looked at.
         self._done = ""
-        #: The jobs that have a turn, and when.
-        self._turns: dict[Reservation, datetime] = {}
         #: The holds of which the log was told that they are on.
         self._told: dict[str, Hold] = {}
 
@@ -189,7 +187,7 @@ class Releaser:
                 reservations.release(settle)
                 return
             reservations.settle(settle)
-        self._done, self._turns = key, {}
+        self._done = key
         for kind in (KIND, TURNS):
             self._store.documents.forget(kind, before=now - KEPT)
 
@@ -248,18 +246,22 @@ class Releaser:
         if any(hold.is_on(now) for hold in its):
             return False
         # Without a rate they go in the order in which they came.
-        it = Reservation(parked.key, parked.fence)
-        at = self._turns.get(it, parked.parked_at)
-        rates = {hold.rate: hold for hold in its if hold.rate}
-        if rates and it not in self._turns:
-            slowest = min(rates)
-            hold = rates[slowest]
-            ended = hold.ended_at or hold.until or now
-            name = f"hold:{hold.id}:{ended.timestamp()}"
-            turns = Turns(self._store.documents, name, slowest, ended if hold.dependency else None)
+        at = parked.parked_at
+        if rated := [hold for hold in its if hold.rate]:
+            ends = {hold.id: hold.ended_at or hold.until or now for hold in its}
+            slowest = min(rated, key=lambda hold: (hold.rate or 0, -ends[hold.id].timestamp()))
+            ended = ends[slowest.id]
+            turns = Turns(
+                self._store.documents,
+                f"hold:{slowest.id}:{ended.timestamp()}",
+                slowest.rate or 0,
+                ended if slowest.dependency else None,
+            )
+            if max(ends.values()) < parked.next_retry_at < turns.ends(ended):
+                return False  # it has a turn, which a worker has given it
             # A scheduler that claims a job after its time publishes it beside the next ones.
             times = turns.take(1, now=self._clock() + AHEAD, within=_ANY_TIME)
             if times is None:
                 return True  # many take turns at this moment
-            at = self._turns[it] = times[0]
+            at = times[0]
         return parked.next_retry_at != at and self._store.parked.reschedule(parked, at)

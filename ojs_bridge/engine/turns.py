@@ -34,6 +34,11 @@ class Turns:
         """Return how many turns begin within some seconds; one at the least."""
         return max(1, int(self.rate * seconds))
 
+    def ends(self, begun: datetime) -> datetime:
+        """Return when the turns end that are given out since they have begun; raises StoreError."""
+        known = self.documents.get(KIND, self.name)
+        return known.at if known else begun
+
     def take(self, count: int, *, now: datetime, within: timedelta) -> Sequence[datetime] | None:
         """Take turns and return when each begins; None if the last would not begin within a time from now.
 

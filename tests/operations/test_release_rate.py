@@ -11,7 +11,11 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from ojs_bridge import Bridge, open_store
+from ojs_bridge.engine.holds import Releaser
 from ojs_bridge.engine.turns import Turns
+from ojs_bridge.rules.dependencies import Dependencies
+from ojs_bridge.rules.holds import Hold
+from ojs_bridge.store import Filter
 from tests.lives import FRAMEWORK
 from tests.operations.test_parked_retries import QUICK, Worker
 from tests.servers.process import eventually
@@ -70,6 +74,28 @@ def test_many_that_are_due_leave_no_faster_than_the_rate(url: str) -> None:
     for worker in workers:
         worker.bridge.stop()
     assert sorted(published()) == sorted(f"j-{n}" for n in range(JOBS))
+
+
+def test_held_jobs_keep_their_turns_whoever_looks(url: str) -> None:
+    """Another worker, and one that looks again, leave a job the turn that it has."""
+    template, store = (worker := Worker(url)).park("j"), open_store(url)
+    now = worker.bridge.engine.now()
+    for n in range(JOBS):
+        far = now + timedelta(minutes=10)
+        store.parked.park(replace(template, id=f"j-{n}", key=f"j-{n}", kind="held", next_retry_at=far))
+    over = Hold("pause:type=billing.*", "", now, type="billing.*", ended_at=now, rate=RATE)
+
+    def look() -> tuple[int, list[datetime]]:
+        """Look as a worker of its own; return how many jobs it moved, and when all of them are due."""
+        moved = Releaser(store, worker.bridge.engine.now, Dependencies()).look([over], now)
+        parked = store.parked.list(Filter(kind="held"), limit=100, cursor=None)
+        return moved, [job.next_retry_at for job in parked.jobs]
+
+    moved, due = look()
+    assert moved == JOBS
+    assert due[-1] - due[0] >= timedelta(seconds=(JOBS - 1) / RATE)
+    assert look() == (0, due)
+    worker.bridge.stop()
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,11 @@ class Server:
             self._notes.write(f"{now} {GONE} -\n")
             writer.transport.abort()
             return
-        head = await reader.readuntil(b"\r\n\r\n")
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:
+            writer.close()  # it only asked whether anybody listens
+            return
         job = head.split(b" ", 2)[1].decode().lstrip("/")
         status, takes = self._answer(now, is_brown=phase == "brown-out")
         self._notes.write(f"{now} {status} {job}\n")

@@ -34,7 +34,7 @@ class Settings:
     between: float = 20.0
     brown_out: float = 30.0
     #: Calls a second; how long one takes, and a slow one; what a refused one is told to wait, in seconds.
-    capacity: int = 50
+    capacity: int = 20
     takes: float = 0.02
     slow: float = 0.5
     retry_after: int = 2
@@ -47,7 +47,7 @@ class Settings:
     window: str = "PT5S"
     cool_down: str = "PT5S"
     probes: int = 3
-    ramp: str = "25/s"
+    ramp: str = "10/s"
 
     @property
     def ends(self) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +21,8 @@ from tests.servers.ports import free_port
 from tests.storm.dependency import OK
 from tests.storm.settings import PHASES, TASK, Settings
 
+#: The seconds until the first job, in which the dependency starts.
+STARTS = 10
 #: How long is waited for jobs that do not end, in seconds, and how many run at a time in each worker.
 PATIENCE, WIDTH = 240, 8
 COMMANDS = {
@@ -114,7 +117,7 @@ def run(settings: Settings, folder: Path, frameworks: Sequence[str]) -> Verdict:
         for name in frameworks:
             stack.enter_context(_worker(settings, name, folder / f"{name}.log"))
         senders = [stack.enter_context(_sender(settings, name)) for name in frameworks]
-        settings = dataclasses.replace(settings, begun=time.time() + 2)
+        settings = dataclasses.replace(settings, begun=time.time() + STARTS)
         stack.enter_context(_dependency(settings, folder / "calls"))
         for n in range(settings.jobs):
             due = settings.begun + n / (settings.capacity * settings.load)
@@ -154,10 +157,16 @@ def _dependency(settings: Settings, notes: Path) -> Iterator[None]:
     command = [sys.executable, "-m", "tests.storm.dependency", str(notes)]
     process = subprocess.Popen(command, env=environment)
     try:
+        eventually(lambda: _listens(settings.port), seconds=STARTS, what="the dependency")
         yield
     finally:
         process.kill()
         process.wait()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 @contextmanager
