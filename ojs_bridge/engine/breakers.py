@@ -157,7 +157,7 @@ class SharedBreaker:
             if before is None:
                 before = Hold(f"breaker:{name}", f"the breaker of {name}", now, ended_at=now, dependency=name)
             elif before.ended_at is None:
-                rate = ramp(self.breaker, state)
+                rate = ramp(self.breaker, state, now.timestamp())
                 before = replace(before, ended_at=now, rate=rate, probe_at=None, probes=0)
             return replace(before, jobs=jobs)
         opened, (at, probes) = _time(state.opened), next_probe(self.breaker, state)
@@ -287,7 +287,7 @@ class Breakers:
             return
         reason = f"{name}, which asked at {now:%H:%M:%S} for fewer calls, until {until:%H:%M:%S} UTC"
         shared, jobs = self._shared.get(name), self._dependencies.jobs_of(name)
-        rate = ramp(shared.breaker, shared.state) if shared else RATE
+        rate = ramp(shared.breaker, shared.state, now.timestamp()) if shared else RATE
         hold = Hold(id_, reason, now, until=until, rate=rate, dependency=name, jobs=jobs)
         body = {**hold.to_json(), "by_request": uuid.uuid4().hex}
         # Where another process has heard the same at this moment, its hold stays.

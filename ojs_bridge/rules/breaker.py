@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeAlias
@@ -138,8 +138,14 @@ def _counted(breaker: Breaker, state: State, counts: Counts, now: float) -> Stat
     runs, failed = sum(bucket[1] for bucket in buckets), sum(bucket[2] for bucket in buckets)
     if runs < breaker.least or failed < breaker.share * runs:
         return replace(state, buckets=buckets)
-    pace = runs / max(now - buckets[0][0], width)
+    pace = _pace(breaker, buckets, now)
     return State((), now, runs, failed, now + breaker.seconds("cool_down"), pace=pace)
+
+
+def _pace(breaker: Breaker, buckets: Sequence[Bucket], now: float) -> float:
+    """Return how many runs a second there were, since the first bucket began."""
+    width = breaker.seconds("window") / BUCKETS
+    return sum(bucket[1] for bucket in buckets) / max(now - buckets[0][0], width)
 
 
 def probed(breaker: Breaker, state: State, now: float) -> State | None:
@@ -161,6 +167,7 @@ def next_probe(breaker: Breaker, state: State) -> tuple[float, int]:
     return (state.rests_until, free) if free > 0 else (min(state.probes), 1)
 
 
-def ramp(breaker: Breaker, state: State) -> float:
-    """Return how many jobs a second go on after it has closed."""
-    return float(breaker.ramp) if breaker.ramp else max(state.pace * RAMP, LEAST_RAMP)
+def ramp(breaker: Breaker, state: State, now: float) -> float:
+    """Return how many jobs a second go on that were held."""
+    pace = _pace(breaker, state.buckets, now) if state.buckets else state.pace
+    return float(breaker.ramp) if breaker.ramp else max(pace * RAMP, LEAST_RAMP)

@@ -76,10 +76,11 @@ def test_one_that_fails_keeps_it_open_for_another_cool_down() -> None:
 
 
 def test_how_fast_the_held_jobs_go_on() -> None:
-    assert ramp(BREAKER, OPEN) == 2.0, "a quarter of the runs before"
-    assert ramp(BREAKER, replace(OPEN, pace=0.1)) == 1.0
-    assert ramp(Breaker(ramp="90/m"), OPEN) == 1.5
+    assert ramp(BREAKER, OPEN, 200.0) == 2.0, "a quarter of the runs before"
+    assert ramp(BREAKER, replace(OPEN, pace=0.1), 200.0) == 1.0
+    assert ramp(Breaker(ramp="90/m"), OPEN, 200.0) == 1.5
     state = after(BREAKER, State(), Counts(60, 0), 61.0)
+    assert ramp(BREAKER, replace(state, pace=99.0), 70.0) == 1.5, "of a closed one, those that there are"
     state = after(BREAKER, state, Counts(60, 60), 90.0)
     assert state.pace == 4.0, "120 runs in the 30 s since the first bucket began"
 
