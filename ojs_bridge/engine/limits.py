@@ -97,13 +97,31 @@ class Limits:
                 logger.debug("a slot of %s is free, and nobody is told: %r", name, error)
 
     def wake(self) -> None:
-        """Give free slots to jobs that wait for them: a worker may have died; raises StoreError."""
+        """Give free slots to jobs that wait for them: a worker may have died; take turns back.
+
+        Raises StoreError.
+        """
         for dependency in self._dependencies.limited:
             if dependency.concurrency:
                 names = dict.fromkeys(name for _, name in self._waiting(dependency))
                 for name in names:
                     while self._give(name, dependency):
                         pass
+        if any(dependency.every for dependency in self._dependencies.limited):
+            self._take_back()
+
+    def _take_back(self) -> None:
+        """Take turns back for which no job waits any more: jobs were cancelled."""
+        documents, soon = self._store.documents, self._clock() + GIVEN
+        known = [one for one in documents.list(RATE, limit=LOOKS, cursor=None).documents if one.at > soon]
+        held = self._store.parked.list(Filter(kind="held"), limit=LOOKS, cursor=None) if known else None
+        if held and held.next_cursor is None:
+            turns = {job.state.get("turn") for job in held.jobs}
+            for one in known:
+                if f"{RATE}:{one.id}" not in turns:
+                    begun = one.body["begun"]
+                    at, body = datetime.fromisoformat(begun), {"begun": begun, "planned": begun}
+                    self._wrote(RATE, one.id, at, body, one)
 
     def forget(self) -> None:
         """Delete what is known of limits that nobody has used for long; raises StoreError."""

@@ -174,6 +174,22 @@ def test_a_job_that_waits_for_a_slot_does_not_wait_for_the_rate_again(fleet: Fle
     begun(worker, late)
 
 
+def test_the_turns_of_cancelled_jobs_are_taken_back(fleet: Fleet) -> None:
+    """A job that comes after them does not wait for turns that nobody has any more."""
+    worker = fleet.worker(Dependency("bank", jobs=["act"], rate="1/m"))
+    begun(worker, "j-0")
+    for n in range(1, 6):
+        assert isinstance(begin(worker, f"j-{n}"), Held)
+    limits_of(worker).wake()
+    assert isinstance(begin(worker, "j-6"), Held)
+    assert waiting(worker, "j-6").next_retry_at > worker.engine.now() + 5 * MINUTE
+    for n in range(1, 7):
+        worker.waiting.cancel(f"j-{n}")
+    limits_of(worker).wake()
+    assert isinstance(begin(worker, "j-7"), Held)
+    assert waiting(worker, "j-7").next_retry_at < worker.engine.now() + 2 * MINUTE
+
+
 def test_a_slot_that_waits_behind_many_held_jobs_is_given(fleet: Fleet) -> None:
     """Another key's jobs, or those that wait for their turns, may be many, and due sooner."""
     worker = fleet.worker(Dependency("bank", jobs=["act"], concurrency=1, key="account"))
