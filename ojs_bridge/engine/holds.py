@@ -42,6 +42,8 @@ RELEASE_SECONDS, GO_SECONDS = 2.0, 20.0
 BEGINS, LOOKS_FOR = timedelta(seconds=2), timedelta(seconds=8)
 #: How long a probe may take from the store to its worker, before another job is sent as one.
 PROBE = timedelta(seconds=10)
+#: For how long a job may have been on its way to the store when it was held.
+PARKING = timedelta(seconds=5)
 _PAGE = 500
 _ANY_TIME = timedelta(days=3650)
 
@@ -257,7 +259,8 @@ class Releaser:
                 slowest.rate or 0,
                 ended if slowest.dependency else None,
             )
-            if max(ends.values()) < parked.next_retry_at < turns.ends(ended):
+            asks_again = abs(parked.next_retry_at - parked.parked_at - ASK_AGAIN) < PARKING
+            if not asks_again and max(ends.values()) < parked.next_retry_at < turns.ends(ended):
                 return False  # it has a turn, which a worker has given it
             # A scheduler that claims a job after its time publishes it beside the next ones.
             times = turns.take(1, now=self._clock() + AHEAD, within=_ANY_TIME)

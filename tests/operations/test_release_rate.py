@@ -14,7 +14,7 @@ from ojs_bridge import Bridge, open_store
 from ojs_bridge.engine.holds import Releaser
 from ojs_bridge.engine.turns import Turns
 from ojs_bridge.rules.dependencies import Dependencies
-from ojs_bridge.rules.holds import Hold
+from ojs_bridge.rules.holds import ASK_AGAIN, Hold
 from ojs_bridge.store import Filter
 from tests.lives import FRAMEWORK
 from tests.operations.test_parked_retries import QUICK, Worker
@@ -95,6 +95,20 @@ def test_held_jobs_keep_their_turns_whoever_looks(url: str) -> None:
     assert moved == JOBS
     assert due[-1] - due[0] >= timedelta(seconds=(JOBS - 1) / RATE)
     assert look() == (0, due)
+    worker.bridge.stop()
+
+
+def test_held_jobs_have_turns_beyond_the_time_when_they_would_ask_again(url: str) -> None:
+    """Else all that have no turn by then come together."""
+    template, store = (worker := Worker(url)).park("j"), open_store(url)
+    now = worker.bridge.engine.now()
+    for n in range(30):
+        again = {"next_retry_at": now + ASK_AGAIN, "parked_at": now}
+        store.parked.park(replace(template, id=f"j-{n}", key=f"j-{n}", kind="held", **again))
+    over = Hold("pause:type=billing.*", "", now, type="billing.*", ended_at=now, rate=0.025)
+    Releaser(store, worker.bridge.engine.now, Dependencies()).look([over], now)
+    due = [job.next_retry_at for job in store.parked.list(Filter(kind="held"), limit=100, cursor=None).jobs]
+    assert min(later - earlier for earlier, later in itertools.pairwise(due)) > timedelta(seconds=39)
     worker.bridge.stop()
 
 
