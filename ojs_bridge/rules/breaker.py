@@ -25,10 +25,9 @@ class Breaker:
 
     It opens when at least `least` runs ended within the `window`, and of these at least a `share` failed with
     an error of the dependency. Then its jobs are held. After the `cool_down` so many `probes` run: it closes
-    when all of them come back without such an error. When one fails, it stays open for another cool-down,
-    twice as long, up to ten times. What was held goes on no faster than `ramp`, such as `"10/s"`; without it,
-    than a quarter of the runs that there were in the window. Durations are ISO 8601 texts or timedeltas.
-    Raises ConfigurationError.
+    when all of them come back without such an error. When one fails, it stays open for another cool-down.
+    What was held goes on no faster than `ramp`, such as `"10/s"`; without it, than a quarter of the runs that
+    there were in the window. Durations are ISO 8601 texts or timedeltas. Raises ConfigurationError.
     """
 
     share: float = 0.5

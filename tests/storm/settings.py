@@ -43,11 +43,11 @@ class Settings:
     attempts: int = 6
     longest: int = 60
     share: float = 0.5
-    least: int = 20
-    window: str = "PT5S"
+    least: int = 10
+    window: str = "PT3S"
     cool_down: str = "PT5S"
     probes: int = 3
-    ramp: str = "10/s"
+    ramp: str = "20/s"
 
     @property
     def ends(self) -> list[float]:
