@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-#: How far begins may run ahead of an even pace: jobs come a little late or early to their turns.
+#: How far begins may run ahead of an even pace. Jobs with a turn may run ahead by one: else the turn of a job
+#: that comes late would be lost.
 TOLERANCE = timedelta(seconds=0.1)
 
 
@@ -27,7 +28,8 @@ class Pace(NamedTuple):
         those that have none. If several come late and together, each but the first gets another turn.
         """
         free = max(self.begun, now)
-        if free - now <= TOLERANCE and (has_turn or self.planned - now <= TOLERANCE):
+        ahead = max(every, TOLERANCE) if has_turn else TOLERANCE
+        if free - now <= ahead and (has_turn or self.planned - now <= TOLERANCE):
             return Pace(free + every, max(self.planned, free + every)), None
         turn = max(self.planned, free)
         return Pace(self.begun, turn + every), turn

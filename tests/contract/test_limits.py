@@ -56,7 +56,8 @@ def test_no_more_begin_than_the_rate_allows(limited: Callable[..., Fleet]) -> No
     for job in jobs:
         assert end(fleet, job).type == "job.completed"
     times = sorted(fleet.runs(job)[0].at for job in jobs)
-    assert times[-1] - times[0] >= 11 / 4 - 0.35
+    # Of jobs that come late to their turns one more may begin.
+    assert times[-1] - times[0] >= 10 / 4 - 0.35
     assert [attempts(fleet, job) for job in jobs] == [[1]] * 12
 
 
