@@ -143,7 +143,10 @@ def extend(s: State, i: int, rules: Rules) -> State:
 
 
 def settle(s: State, i: int, fence: int, rules: Rules, *, success: bool = False) -> State | None:
-    """Settle a reservation; None if the store refuses it (`_held` in sql/jobs.py, redis/lua/_settle.lua)."""
+    """Settle a reservation; None if the store refuses it.
+
+    `_held` in sql/reservations.py; redis/lua/_settle.lua.
+    """
     if s.rec and (s.rec.holder, s.rec.fence) != (i, fence):
         return None
     s = write(s, Rec(fence, i, settled=True), rules)
@@ -271,7 +274,7 @@ def ends(s: State, i: int, m: Msg) -> Iterator[Step]:
 
 def leave(s: State, i: int, w: Worker, m: Msg, rules: Rules, *, holds: bool) -> Iterator[Step]:
     """Yield the last steps of a delivery: it is released, acknowledged, or goes back to its queue."""
-    if w.pc == "release" and not w.cut:  # sql/jobs.py, `release`; redis/lua/release.lua
+    if w.pc == "release" and not w.cut:  # sql/reservations.py, `release`; redis/lua/release.lua
         t = s
         if holds:
             t = uncounted(write(s, Rec(m.fence - 1, i, settled=True), rules), m, again=1)
@@ -289,7 +292,7 @@ def leave(s: State, i: int, w: Worker, m: Msg, rules: Rules, *, holds: bool) -> 
 def reserve(s: State, i: int, w: Worker, m: Msg, rules: Rules) -> Iterator[Step]:
     """Yield the store's answers to a question for an attempt.
 
-    sql/jobs.py, `reserve` and `_judge`; redis/lua/reserve.lua; reservations.py, `reserve`.
+    sql/reservations.py, `reserve` and `_judge`; redis/lua/reserve.lua; reservations.py, `reserve`.
     """
     rec = s.rec
     if rec is None or rec.fence < m.fence:

@@ -185,7 +185,7 @@ def test_precedence_of_error_maps() -> None:
     """A task's map wins over the app's, and the app's over the adapter's own."""
     bridge = Bridge(errors={OSError: "app", ValueError: "app"})
     task = bridge.engine.task(errors={OSError: "task"}, reserved={OSError: "own", KeyError: "own"})
-    found = {cls: (task.errors.find(cls) or ("",))[0] for cls in (OSError, ValueError, KeyError)}
+    found = {cls: (task.errors.find(cls())[0] or ("",))[0] for cls in (OSError, ValueError, KeyError)}
     assert found == {OSError: "task", ValueError: "app", KeyError: "own"}
 
 
