@@ -41,6 +41,7 @@ class Rules(NamedTuple):
     losses: int = 0  # a connection to the broker, or an acknowledgement
     replays: int = 0
     snoozes: int = 0
+    holds: int = 0  # a hold or a limit keeps a reserved attempt from its begin
     backs: int = 0  # attempts that a shutdown gives back
     stops: int = 0  # a worker is told to stop: its run goes on, or it is killed before its run has ended
     cancels: int = 0
@@ -100,8 +101,11 @@ class State(NamedTuple):
     going: bool = False  # that run has neither ended nor was it declared lost
 
 
-KINDS = ("crashes", "cuts", "blinks", "losses", "replays", "snoozes", "backs", "stops", "cancels", "answers")
-LIVE = ("run", "ok", "ok2", "told", "fail", "snooze", "back", "onward", "snoozed", "sent", "parking")
+KINDS = (
+    *("crashes", "cuts", "blinks", "losses", "replays", "snoozes", "holds"),
+    *("backs", "stops", "cancels", "answers"),
+)
+LIVE = ("run", "ok", "ok2", "told", "fail", "snooze", "back", "onward", "snoozed", "held", "sent", "parking")
 DROPPED = "I3 a success was heard and dropped, and the job is a dead letter"
 TWICE = "I3 a success was told twice"
 AGAIN = "I3 a job started after its success was told"
@@ -253,12 +257,15 @@ def of_worker(s: State, i: int, w: Worker, rules: Rules) -> Iterator[Step]:
         else:
             t = settle(s, i, m.fence, rules, success=success)
             yield f"{i} settles {m.fence}" + ("" if t else ": refused"), False, put(t or s, i, pc="ack"), ""
+    elif pc == "held":  # engine.py, `_held`: a hold that finds no place gives the attempt back
+        yield f"{i} gives the held {m.fence} up", False, put(s, i, pc="forgo"), ""
+        yield from onward(s, i, w, m, rules)
     elif pc in ("onward", "snoozed"):
         yield from onward(s, i, w, m, rules)
     elif pc == "parking":  # only in a broken twin
         t = put(s._replace(parked=Msg(m.fence + 1, m.attempt + 1, m.chain)), i, pc="ack")
         yield f"{i} parks {m.fence + 1}", False, t, ""
-    elif pc in ("release", "ack", "drop"):
+    elif pc in ("release", "forgo", "ack", "drop"):
         yield from leave(s, i, w, m, rules, holds=holds)
 
 
@@ -274,12 +281,13 @@ def ends(s: State, i: int, m: Msg) -> Iterator[Step]:
 
 def leave(s: State, i: int, w: Worker, m: Msg, rules: Rules, *, holds: bool) -> Iterator[Step]:
     """Yield the last steps of a delivery: it is released, acknowledged, or goes back to its queue."""
-    if w.pc == "release" and not w.cut:  # sql/reservations.py, `release`; redis/lua/release.lua
+    if w.pc in ("release", "forgo") and not w.cut:  # sql/reservations.py, `release`; redis/lua/release.lua
         t = s
         if holds:
-            t = uncounted(write(s, Rec(m.fence - 1, i, settled=True), rules), m, again=1)
+            t = write(s, Rec(m.fence - 1, i, settled=True), rules)
+            t = uncounted(t, m, again=1) if w.pc == "release" else t
         yield f"{i} releases {m.fence}" + ("" if holds else ": refused"), False, put(t, i, pc="drop"), ""
-    elif w.pc == "release":
+    elif w.pc in ("release", "forgo"):
         yield f"{i} cannot release {m.fence}: it runs out", False, put(s, i, pc="drop"), ""
     else:
         word = "acknowledges" if w.pc == "ack" else "gives back"
@@ -297,6 +305,10 @@ def reserve(s: State, i: int, w: Worker, m: Msg, rules: Rules) -> Iterator[Step]
     rec = s.rec
     if rec is None or rec.fence < m.fence:
         yield start(s, i, m, rules)
+        if t := spend(s, "holds"):
+            mine = w.mine and "hold_acks_first" not in rules.broken
+            t = put(write(t, Rec(m.fence, i), rules), i, pc="held", doubt=False, sure=False, mine=mine)
+            yield f"{i} reserves {m.fence}, which is held", False, t, ""
     elif rec.fence > m.fence or rec.settled:
         if "no_fence" in rules.broken:
             yield start(s, i, m, rules)
@@ -379,13 +391,15 @@ def onward(s: State, i: int, w: Worker, m: Msg, rules: Rules) -> Iterator[Step]:
 
     carrying.py, `_carry` and `_send_on`; keeping.py, `is_buried`, `bury` and `park`.
     """
-    snoozed = w.pc == "snoozed"
+    snoozed = w.pc in ("snoozed", "held")
     if not snoozed and m.attempt >= rules.attempts:
         yield from bury(s, i, w, m, rules)
         return
     after = Msg(m.fence + 1, m.attempt + (not snoozed), m.chain)
+    if w.pc == "held" and "hold_keeps_fence" in rules.broken:
+        after = m
     watched = s
-    if snoozed:
+    if w.pc == "snoozed":
         s = uncounted(s, m)
     yield f"{i} publishes {after.fence}", False, put(send(s, after), i, pc="sent"), ""
     if w.cut:
@@ -592,6 +606,12 @@ SCENES: dict[str, Scene] = {
     "a delay that its producer stores": (Rules(delay="stored", cancels=1, losses=1), set()),
     "a delay that a worker takes over": (Rules(delay="sent", cancels=1, losses=1), set()),
     "a delay that is stored, and sent as well": (Rules(1, delay="both", cancels=1, losses=1), set()),
+    "a hold, twice": (Rules(1, holds=2, losses=1), set()),
+    "two attempts, each held": (Rules(holds=2, losses=1, crashes=1), set()),
+    "a held job is cancelled, or a copy of it comes": (Rules(1, holds=1, cancels=1, losses=2), set()),
+    "a hold, out of reach for seconds": (Rules(1, holds=1, blinks=1, losses=1), set()),
+    "a hold, out of reach for long": (Rules(1, holds=1, cuts=1, losses=1), {DROPPED}),
+    "a delay that a worker takes over, and a hold": (Rules(1, delay="sent", holds=1, losses=1), set()),
     "settled behind, an acknowledgement lost": (Rules(behind=True, crashes=0, losses=1), set()),
     "the same, out of reach for long": (
         Rules(behind=True, crashes=0, cuts=1, losses=1),
@@ -636,6 +656,8 @@ TWINS: dict[str, tuple[str, Rules]] = {
     "stop_counts": ("a worker that is killed while it stops has used an attempt", Rules(stops=1)),
     "stop_releases": ("its attempt begins anew by the same message", Rules(stops=1)),
     "stop_is_death": ("a worker that stops counts as dead at once", Rules(stops=1, losses=1)),
+    "hold_acks_first": ("a held job is acknowledged before it waits in the store", Rules(1, holds=1)),
+    "hold_keeps_fence": ("a held job goes on under the fence that it came with", Rules(1, holds=1)),
     "cancel_forgets": ("a cancelled retry is deleted, and no more", Rules(answers=1, cancels=1, crashes=0)),
     "cancel_forgets a delay's": ("the same, of a delay", Rules(1, delay="sent", cancels=1, losses=1)),
 }
