@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
@@ -21,7 +20,7 @@ from ..rules.failures import Failure
 from ..rules.hints import Heard
 from ..rules.holds import ASK_AGAIN, Hold
 from ..rules.job import Job, format_time
-from ..store import Document, DocumentPage
+from ..store import Document, DocumentPage, next_of
 from . import events
 from .context import Context
 from .holds import KEPT, KIND, ON, HoldDocuments, KnownHolds
@@ -137,13 +136,12 @@ class SharedBreaker:
             if state is None or state == before:
                 return state
             hold = self._hold(state, Hold.from_json(known.body) if known else None, now)
-            body = {**hold.to_json(), "state": state.to_json(), "by_request": uuid.uuid4().hex}
+            body = {**hold.to_json(), "state": state.to_json()}
             at = ON.replace(tzinfo=timezone.utc)
             if hold.ended_at:
                 # It stays as it is for a while: it is a part of an index.
                 at = known.at if known and now - KEPT / 2 < known.at <= now else now
-            revision = known.revision + 1 if known else 1
-            if self._documents.write(Document(KIND, hold.id, at, body, revision)):
+            if self._documents.write(next_of(known, KIND, hold.id, at, body)):
                 self.state = state
                 self._tell(before, state, hold, now)
                 return state
@@ -289,9 +287,8 @@ class Breakers:
         shared, jobs = self._shared.get(name), self._dependencies.jobs_of(name)
         rate = ramp(shared.breaker, shared.state, now.timestamp()) if shared else RATE
         hold = Hold(id_, reason, now, until=until, rate=rate, dependency=name, jobs=jobs)
-        body = {**hold.to_json(), "by_request": uuid.uuid4().hex}
         # Where another process has heard the same at this moment, its hold stays.
-        if self._documents.write(Document(KIND, id_, until, body, known.revision + 1 if known else 1)):
+        if self._documents.write(next_of(known, KIND, id_, until, hold.to_json())):
             logger.warning("jobs are held by %s", reason)
         self.known.forget()
 

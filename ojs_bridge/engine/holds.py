@@ -16,7 +16,19 @@ from ..rules.decision import SnoozeUntil
 from ..rules.dependencies import Dependencies
 from ..rules.holds import ASK_AGAIN, Hold
 from ..rules.job import Job
-from ..store import KEEP, Document, DocumentPage, Documents, Filter, Grant, Parked, Reservation, Settle, Store
+from ..store import (
+    KEEP,
+    Document,
+    DocumentPage,
+    Documents,
+    Filter,
+    Grant,
+    Parked,
+    Reservation,
+    Settle,
+    Store,
+    next_of,
+)
 from .scheduler import AHEAD, once_a_period
 from .storage_retry import at_once
 from .storing import job_of_parked
@@ -76,11 +88,8 @@ def that_hold(holds: Iterable[Hold], job: Job, dependencies: Dependencies) -> Se
 def write(documents: Documents, hold: Hold) -> None:
     """Write a hold in place of an earlier one of its id; raises StoreError."""
     at = hold.ended_at or hold.until or ON.replace(tzinfo=hold.since.tzinfo)
-    body = {**hold.to_json(), "by_request": uuid.uuid4().hex}
-    while True:
-        known = documents.get(KIND, hold.id)
-        if documents.write(Document(KIND, hold.id, at, body, known.revision + 1 if known else 1)):
-            return
+    while not documents.write(next_of(documents.get(KIND, hold.id), KIND, hold.id, at, hold.to_json())):
+        pass
 
 
 class KnownHolds:

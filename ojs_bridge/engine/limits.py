@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ..errors import StoreError
 from ..rules.decision import SnoozeUntil, later
@@ -15,7 +14,7 @@ from ..rules.dependencies import Dependencies, Dependency
 from ..rules.holds import ASK_AGAIN
 from ..rules.job import Job
 from ..rules.rates import Pace
-from ..store import Document, Filter, Parked, Reservation, Store
+from ..store import Document, Filter, Parked, Reservation, Store, next_of
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -121,7 +120,7 @@ class Limits:
                 if f"{RATE}:{one.id}" not in turns:
                     begun = one.body["begun"]
                     at, body = datetime.fromisoformat(begun), {"begun": begun, "planned": begun}
-                    self._wrote(RATE, one.id, at, body, one)
+                    documents.write(next_of(one, RATE, one.id, at, body))
 
     def forget(self) -> None:
         """Delete what is known of limits that nobody has used for long; raises StoreError."""
@@ -140,7 +139,7 @@ class Limits:
                 pace = Pace(*(datetime.fromisoformat(known.body[field]) for field in Pace._fields))
             pace, turn = pace.next(now, every, has_turn=has_turn)
             body = {field: at.isoformat() for field, at in pace._asdict().items()}
-            if self._wrote(RATE, name, max(pace), body, known):
+            if self._store.documents.write(next_of(known, RATE, name, max(pace), body)):
                 return turn
 
     def _has_slot(self, name: str, most: int, job: Job, reservation: Reservation) -> bool:
@@ -229,14 +228,8 @@ class Limits:
             "taken": [[held.key, held.fence, at.isoformat()] for held, at in taken.items()],
             "waits": [[job_id, its.key, its.fence] for job_id, its in waits.items()],
         }
-        return self._wrote(SLOTS, name, self._clock() + (LONGEST if taken else timedelta()), body, known)
-
-    def _wrote(
-        self, kind: str, name: str, at: datetime, body: dict[str, Any], known: Document | None
-    ) -> bool:
-        # Two processes that write the same at the same moment would both be told that it is theirs.
-        own = {**body, "by": uuid.uuid4().hex}
-        return self._store.documents.write(Document(kind, name, at, own, known.revision + 1 if known else 1))
+        at = self._clock() + (LONGEST if taken else timedelta())
+        return self._store.documents.write(next_of(known, SLOTS, name, at, body))
 
 
 def _read(known: Document | None) -> tuple[Taken, Waits]:

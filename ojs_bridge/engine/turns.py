@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from ..store import Document, Documents
+from ..store import Documents, next_of
 
 #: The kind of the documents that say until when the turns of a name are given out.
 KIND = "turns"
@@ -54,9 +53,7 @@ class Turns:
                 return None
             # The store cuts off the fraction of a millisecond.
             ends = times.pop() + _MILLISECOND
-            revision = known.revision + 1 if known else 1
-            # Two processes that write the same at the same moment would both be told that it is theirs.
-            if self.documents.write(Document(KIND, self.name, ends, {"by": uuid.uuid4().hex}, revision)):
+            if self.documents.write(next_of(known, KIND, self.name, ends, {})):
                 return times
         return None
 

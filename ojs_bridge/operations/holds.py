@@ -1,4 +1,4 @@
-"""Pauses: an operator holds jobs of a type, a queue or an error type, and lets them go on."""
+"""Pauses: an operator holds jobs of a type, a queue, an error type or a dependency, and lets them go on."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Holds:
         named = {"type": type, "queue": queue, "error_type": error_type, "dependency": dependency}
         said = {name: text for name, text in named.items() if text is not None}
         if not said:
-            raise ValueError("type: a pause needs a type, a queue or an error type; '*' is every type")
+            raise ValueError(f"type: a pause needs one of {', '.join(named)}; the type '*' is every type")
         # Where none is declared, the workers know it.
         if dependency is not None and self._dependencies and dependency not in self._dependencies.by_name:
             known = ", ".join(self._dependencies.by_name)
@@ -121,7 +121,7 @@ class Holds:
         pace = None if rate is None else rate_at("rate", rate)
         wanted = {"type": type, "queue": queue, "error_type": error_type, "dependency": dependency}
         if (id is None) is not any(value is not None for value in wanted.values()):
-            raise ValueError("id: name a pause by its id, or by its type, queue and error type")
+            raise ValueError(f"id: name a pause either by its id, or by {', '.join(wanted)}")
         for hold in holds.read(documents):
             is_pause = id is None and hold.id.startswith("pause:")
             ours = hold.id == id or (is_pause and all(getattr(hold, n) == v for n, v in wanted.items()))

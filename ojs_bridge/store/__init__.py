@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from ..errors import ConfigurationError
-from .documents import BOUNDS, SECONDS, Document, DocumentPage, Documents, Rate, Span
+from .documents import BOUNDS, SECONDS, Document, DocumentPage, Documents, Rate, Span, next_of
 from .filter import EVERYTHING, KINDS, Fields, Filter, Kind
 from .jobs import (
     KEEP,
@@ -84,6 +84,7 @@ __all__ = [
     "from_ms",
     "index_text",
     "matches",
+    "next_of",
     "open_store",
     "to_json",
     "to_ms",

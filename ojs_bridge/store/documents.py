@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol, TypeAlias
+from uuid import uuid4
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,17 @@ class Document:
     at: datetime
     body: Mapping[str, Any]
     revision: int = 1
+
+
+def next_of(
+    known: Document | None, kind: str, document_id: str, at: datetime, body: Mapping[str, Any]
+) -> Document:
+    """Return the revision of a document that follows the one that is known, or the first one.
+
+    It has a mark of its own: of two processes that write the same at the same moment one is told that the
+    document is not its own.
+    """
+    return Document(kind, document_id, at, {**body, "mark": uuid4().hex}, known.revision + 1 if known else 1)
 
 
 @dataclass(frozen=True, slots=True)

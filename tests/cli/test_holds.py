@@ -78,14 +78,18 @@ def test_a_pause_that_may_be_forgotten_says_so(store: str) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["pause"], 2, "type: a pause needs a type, a queue or an error type; '*' is every type"),
+        (
+            ["pause"],
+            2,
+            "type: a pause needs one of type, queue, error_type, dependency; the type '*' is every type",
+        ),
         (["pause", ""], 2, "type: '' must be a name, or a pattern such as 'billing.*'"),
         (["pause", "--queue", ""], 2, "queue: '' must be the name of a queue"),
         (["pause", "a", "--until", "soon"], 2, "until: 'soon' must be a time such as"),
         (["pause", "a", "--until", "2020-01-01"], 2, "is in the past"),
         (["pause", "a", "--reason", "x" * 1001], 2, "reason: 1,001 characters; there may be 1,000 at most"),
-        (["resume"], 2, "id: name a pause by its id, or by its type, queue and error type"),
-        (["resume", "a", "--id", "b"], 2, "id: name a pause by its id, or by its type"),
+        (["resume"], 2, "id: name a pause either by its id, or by type, queue, error_type, dependency"),
+        (["resume", "a", "--id", "b"], 2, "id: name a pause either by its id, or by type"),
         (["resume", "a"], 1, "there is no pause of type 'a'; there are: pause:type=on"),
         (["resume", "--id", "a"], 1, "there is no pause of a; there are: pause:type=on"),
         (["resume", "on", "--rate", "fast"], 2, "rate: 'fast' must be a rate, such as '10/s'"),

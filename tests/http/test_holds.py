@@ -80,7 +80,7 @@ def test_what_is_not_there(door: House) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "said"),
     [
-        (HOLDS, {}, "type: a pause needs a type, a queue or an error type"),
+        (HOLDS, {}, "type: a pause needs one of type, queue, error_type, dependency"),
         (HOLDS, {"type": ""}, "type: '': String should have at least 1 character"),
         (HOLDS, {"type": "a", "kind": "x"}, "kind: 'x': Extra inputs are not permitted"),
         (HOLDS, {"type": "a", "until": "2020-01-01T00:00:00Z"}, "until: 2020-01-01 00:00:00+00:00 is in the"),

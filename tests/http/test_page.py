@@ -832,7 +832,9 @@ def test_a_pause_is_begun_seen_and_ended(page: Page, door: Door) -> None:
     expect(own.get_by_label("Job type")).to_be_focused()
     page.keyboard.press("Enter")
     page.locator("#question-yes").click()
-    expect(page.locator("#question-text")).to_contain_text("type: a pause needs a type, a queue or an error")
+    expect(page.locator("#question-text")).to_contain_text(
+        "type: a pause needs one of type, queue, error_type"
+    )
     page.locator("#question-no").click()
     page.locator("#pause").click()
     own.get_by_label("Job type").fill(" mail.* ")
