@@ -29,7 +29,7 @@ FAILS = "A job fails and is retried"
 WALKS = {
     "Celery: a failing run, retried": Figures(29, 131, 92),  # 24, 110
     "Celery: a failing run, parked": Figures(33, 166, 139),  # 24, 110
-    "Celery on Redis: a failing run, retried": Figures(32, 157, 145),
+    "Celery on Redis: a failing run, retried": Figures(32, 156, 144),
     "Celery: a success": Figures(23, 69, 58),
     "Celery: a task's policy": Figures(6, 22, 19),  # 6, 18
     "Dramatiq: a failing run, retried": Figures(28, 130, 107),  # 24, 110

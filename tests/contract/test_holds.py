@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 
+import dramatiq
 import pytest
 
 from ojs_bridge import HoldNotFound
@@ -14,6 +15,8 @@ from tests.contract.steps import raises
 from tests.servers import eventually
 
 Made = Callable[..., Fleet]
+#: Dramatiq before 2.1 runs in any order what it has fetched.
+IN_ORDER = not dramatiq.__version__.startswith("2.0.")
 
 
 @pytest.fixture(params=SERVED)
@@ -50,8 +53,7 @@ def test_a_paused_job_waits_uncounted_and_goes_on_in_its_order(fleet: Fleet) -> 
     bridge.resume("act")
     assert [end(fleet, job).type for job in jobs] == ["job.completed"] * 3
     ran = sorted(jobs, key=lambda job: fleet.runs(job)[0].at)
-    # Dramatiq before 2.1 runs in any order what it has fetched.
-    assert ran == order or fleet.framework == "dramatiq"
+    assert ran == order or (fleet.framework == "dramatiq" and not IN_ORDER)
     assert [attempts(fleet, job) for job in jobs] == [[1]] * 3
     assert (bridge.holds.list(), held(fleet)) == ([], [])
     eventually(lambda: "holds jobs of act no more: " in fleet.worker.log, what="another line")
