@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 
-import dramatiq
 import pytest
 
 from ojs_bridge import HoldNotFound
 from tests.contract.conftest import SERVED
 from tests.contract.fleet import Fleet, attempts, end
 from tests.contract.steps import raises
+from tests.on_dramatiq.test_waking import IN_ORDER
 from tests.servers import eventually
 
 Made = Callable[..., Fleet]
-#: Dramatiq before 2.1 runs in any order what it has fetched.
-IN_ORDER = not dramatiq.__version__.startswith("2.0.")
 
 
 @pytest.fixture(params=SERVED)
