@@ -48,12 +48,6 @@ CLI = {"Content-Type": OJS, "Accept": OJS}
 UI = {"Content-Type": JSON, "Accept": "*/*"}
 
 
-@pytest.fixture
-def door(tmp_path: Any) -> House:
-    """A door to an empty SQLite store."""
-    return house(f"sqlite:///{tmp_path}/ojs.db")
-
-
 @pytest.mark.parametrize(
     ("accept", "told"),
     [

@@ -17,12 +17,6 @@ from tests.http.test_letters import refused
 HOLDS, QUEUES = f"{API}/holds", f"{API}/queues"
 
 
-@pytest.fixture
-def door(tmp_path: Any) -> House:
-    """A door to an empty SQLite store."""
-    return house(f"sqlite:///{tmp_path}/ojs.db")
-
-
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "valkey"])
 def test_a_round_through_all_routes(kind: str, request: pytest.FixtureRequest) -> None:
     door = house(store_url(kind, request))

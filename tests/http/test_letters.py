@@ -31,12 +31,6 @@ from tests.store.test_parked import parked
 from tests.store.test_store import entry, letter
 
 
-@pytest.fixture
-def door(tmp_path: Any) -> House:
-    """A door to an empty SQLite store."""
-    return house(f"sqlite:///{tmp_path}/ojs.db")
-
-
 def test_the_shapes_have_each_field_that_is_shown() -> None:
     """The OpenAPI document allows other fields, and would not tell of one that a shape lacks."""
     waiting = {name: x for kind in KINDS for name, x in replace(parked(), kind=kind).to_ojs().items()}

@@ -18,12 +18,6 @@ from tests.servers import eventually
 OPERATIONS = f"{API}/operations"
 
 
-@pytest.fixture
-def door(tmp_path: Any) -> House:
-    """A door to an empty SQLite store."""
-    return house(f"sqlite:///{tmp_path}/ojs.db")
-
-
 def begin(door: House, **asked: Any) -> dict[str, Any]:
     answer = door.client.post(OPERATIONS, json={"confirm": True, **asked})
     assert answer.status_code == 200, answer.text

@@ -20,7 +20,6 @@ from tests.http.doors import (
     OPERATOR,
     OWN,
     House,
-    house,
     listening,
     served,
     unlimited,
@@ -28,12 +27,6 @@ from tests.http.doors import (
 )
 from tests.lives import FRAMEWORK, Outbox
 from tests.servers.process import eventually
-
-
-@pytest.fixture
-def door(tmp_path: Any) -> House:
-    """A door to an empty SQLite store."""
-    return house(f"sqlite:///{tmp_path}/ojs.db")
 
 
 def test_a_server_without_tokens(door: House, tmp_path: Any) -> None:

@@ -15,12 +15,6 @@ from tests.lives import FRAMEWORK
 from tests.operations.test_bulk_retries import due, fill
 
 
-@pytest.fixture
-def door(tmp_path: Any) -> House:
-    """A door to an empty SQLite store."""
-    return house(f"sqlite:///{tmp_path}/ojs.db")
-
-
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "valkey"])
 def test_a_round_through_all_routes(kind: str, request: pytest.FixtureRequest) -> None:
     """Retries of every store are listed in pages, filtered, got, run now and cancelled."""
