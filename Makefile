@@ -87,8 +87,9 @@ next: .venv-next/.installed servers  ## run the adapters' tests at the newest pr
 world:  ## run the adapters' tests on today's RabbitMQ, PostgreSQL and Pythons, which it brings in; needs root
 	@scripts/world
 
-model:  ## visit every state of the model of one job, and find its broken twins
+model:  ## visit every state of the models of one job and of slots, and find their broken twins
 	@$(PYTHON) -m models.job
+	@$(PYTHON) -m models.slots
 
 docs: .venv/.installed  ## build the site into site/
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
