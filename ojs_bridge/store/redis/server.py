@@ -27,7 +27,9 @@ logger = logging.getLogger("ojs_bridge")
 SCHEMA_VERSION = 1
 #: How often a question follows its keys to another node of a cluster.
 _MOVES = 3
-#: What a server says of a text that is longer than its proto-max-bulk-len.
+#: A server's setting for the most bytes of a text, what it is by default and at the least, and what the
+#: server says of a longer one. It may close the connection before its client has read this.
+_LENGTH, _LENGTH_BY_DEFAULT, _LEAST_LENGTH = "proto-max-bulk-len", 512 * 2**20, 2**20
 _TOO_LONG = "invalid bulk length"
 _FAILURES = (redis.RedisError, OSError, MemoryError, UnicodeError)
 
@@ -204,7 +206,10 @@ class RedisServer:
 
     def _exchange(self, connection: Any, words: Sequence[Word]) -> Any:
         try:
-            connection.send_packed_command([_packed(words)], check_health=False)
+            packed = _packed(words)
+            if len(packed) > _LEAST_LENGTH:
+                self._check_length(words)
+            connection.send_packed_command([packed], check_health=False)
             answer = connection.read_response()
         except redis.ResponseError as error:
             if _leaves(error):
@@ -218,6 +223,14 @@ class RedisServer:
             raise
         self._free.append(connection)
         return answer
+
+    def _check_length(self, words: Sequence[Word]) -> None:
+        """Raise Unstorable for a text that the server does not take: for the client it would be an outage."""
+        longest = max(len(encoded) for encoded in map(_encoded, words))
+        most = int(self._setting(_LENGTH) or _LENGTH_BY_DEFAULT)
+        if longest > most:
+            why = f"{longest:,} bytes are more than its {_LENGTH}, {most:,}"
+            raise Unstorable(f"the store {self.shown!r} cannot keep this: {why}")
 
     def _connection(self) -> Any:
         address = self._address
@@ -246,10 +259,12 @@ class RedisServer:
 
 def _packed(words: Sequence[Word]) -> bytes:
     """Return a command in the server's protocol, in less than half the time of redis-py's own encoder."""
-    encoded = [
-        word if isinstance(word, bytes) else str(word).encode("utf-8", "surrogatepass") for word in words
-    ]
+    encoded = [*map(_encoded, words)]
     return b"".join([b"*%d\r\n" % len(encoded), *(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)])
+
+
+def _encoded(word: Word) -> bytes:
+    return word if isinstance(word, bytes) else str(word).encode("utf-8", "surrogatepass")
 
 
 def _leaves(error: redis.RedisError) -> bool:
