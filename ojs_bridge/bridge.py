@@ -241,11 +241,13 @@ class Bridge:
         replay = Chore("replay rules", RULES_PERIOD.total_seconds(), self.dead_letters.apply_replay_rules)
         lives = Chore("telling that this worker lives", BEAT.total_seconds(), beat.tell)
         release = Chore("releasing held jobs", RELEASE_SECONDS, self._releaser.release)
-        limits = self.engine.limits
-        if limits is None:
-            return prune, replay, lives, release
-        wake = Chore("giving out free slots", RELEASE_SECONDS, limits.wake)
-        return prune, replay, lives, release, wake, Chore("forgetting old limits", seconds, limits.forget)
+        chores = [prune, replay, lives, release]
+        if limits := self.engine.limits:
+            chores.append(Chore("giving out free slots", RELEASE_SECONDS, limits.wake))
+            chores.append(Chore("forgetting old limits", seconds, limits.forget))
+        if budgets := self.engine.budgets:
+            chores.append(Chore("letting held retries go on", RELEASE_SECONDS, budgets.wake))
+        return tuple(chores)
 
     def stop(self) -> None:
         """End the scheduler with the last worker, and let the listeners hear the last events."""

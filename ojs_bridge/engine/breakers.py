@@ -256,6 +256,10 @@ class Breakers:
         self._probes[job.key] = Probe(shared, self._dependencies.by_name[shared.name], hold, now)
         return True
 
+    def is_probe(self, job: Job) -> bool:
+        """Return whether a job runs as a probe."""
+        return job.key in self._probes
+
     def spare(self, run: Run, decision: Decision) -> Decision:
         """Return the decision about a run: a probe that has failed for its dependency never ends its job."""
         probe = self._probes.get(run.job.key) if self._probes else None

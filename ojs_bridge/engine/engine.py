@@ -22,6 +22,7 @@ from ..rules.policy import AnyPartial, check_errors
 from ..store import MEMORY, Parked, Reservation
 from . import events
 from .breakers import Breakers
+from .budgets import Budgets
 from .carrying import Carrying, Settling
 from .context import Context
 from .events import harmless
@@ -76,8 +77,11 @@ class Engine:
         self.outbox = Outbox(context, self.give_up)
         #: The limits of dependencies, if any has one.
         self.limits = None
+        publish = partial(self.outbox.expect, seconds=0.0)
         if store and dependencies.limited:
-            self.limits = Limits(store, context.clock, dependencies, partial(self.outbox.expect, seconds=0.0))
+            self.limits = Limits(store, context.clock, dependencies, publish)
+        #: The budgets of retries, if a dependency has one.
+        self.budgets = Budgets(context, dependencies, publish) if dependencies.have_budget else None
         #: The dependencies of each job type.
         self.dependencies = dependencies
         self.breakers = Breakers(context, dependencies) if dependencies else None
@@ -136,7 +140,7 @@ class Engine:
                 dead_queue,
             )
             if self.breakers:
-                logger.warning("no store: each process has breakers of its own")
+                logger.warning("no store: each process has breakers and budgets of its own")
             return
         try:
             self.store.prepare()
@@ -160,9 +164,16 @@ class Engine:
             )
 
     def tell_unused(self, types: Collection[str], what: str) -> None:
-        """Tell the log which patterns of dependencies match none of some job types; each is a `what`."""
+        """Tell the log which dependencies, or patterns of them, need none of some types; each is a `what`."""
         for name, pattern in self.dependencies.unused(types):
-            logger.warning("dependency %s: jobs: %r matches no %s", name, pattern, what)
+            if pattern:
+                logger.warning("dependency %s: jobs: %r matches no %s", name, pattern, what)
+            else:
+                logger.warning(
+                    "dependency %s: its limits are about no job: it has no jobs, and no %s names it",
+                    name,
+                    what,
+                )
 
     def start_threads(self) -> None:
         """Start the threads that the first job would start; never raises.
@@ -269,14 +280,21 @@ class Engine:
 
     def _held(self, run: Run, argument: Argument, *, can_wait: bool, wait: Wait | None) -> SnoozeUntil | None:
         """Return until when a hold or a limit keeps a reserved job from its begin, if one does."""
-        if self.holds and (hold := self.holds.of(run.job)):
-            return self.holds.decision(hold, run.job)
-        while self.limits:
+        job, budgets, limits = run.job, self.budgets, self.limits
+        if self.holds and (hold := self.holds.of(job)):
+            return self.holds.decision(hold, job)
+        # A breaker would wait for ever for a probe that a budget holds.
+        if budgets and self.breakers and self.breakers.is_probe(job):
+            budgets = None
+        while budgets or limits:
             try:
-                return self.limits.hold(run.job, run.reservation, argument)
+                if budgets and (held := budgets.hold(job)):
+                    return held
+                budgets = None  # it has had its turn
+                return limits.hold(job, run.reservation, argument) if limits else None
             except StoreError as error:
                 if self._fail_open or not can_wait:
-                    logger.warning("job %s: begins, and its limits are not known: %s", run.job, error)
+                    logger.warning("job %s: begins, and its limits are not known: %s", job, error)
                     break
                 if wait is None or not wait(error):
                     raise

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import TypeAlias
 
 from ..errors import StoreError
-from ..rules.decision import SnoozeUntil, later
+from ..rules.decision import SnoozeUntil, until_turn
 from ..rules.dependencies import Dependencies, Dependency
 from ..rules.holds import ASK_AGAIN
 from ..rules.job import Job
@@ -128,8 +128,7 @@ class Limits:
             self._store.documents.forget(kind, before=self._clock() - KEPT)
 
     def _until(self, job: Job, at: datetime, hold: str, why: str) -> SnoozeUntil:
-        at, now = later(min(at, job.expires) if job.expires else at, 0), self._clock()
-        return SnoozeUntil(at, max((at - now).total_seconds(), 0.0), f"held by {why}", hold, is_turn=True)
+        return until_turn(job, self._clock(), at, hold, why)
 
     def _turn(self, name: str, every: timedelta, *, has_turn: bool) -> datetime | None:
         while True:

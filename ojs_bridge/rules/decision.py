@@ -171,6 +171,12 @@ def _delay(
         )
 
 
+def until_turn(job: Job, now: datetime, turn: datetime, hold: str, why: str) -> SnoozeUntil:
+    """Return that a job is held until its turn, or until its expiry, at which its framework drops it."""
+    at = later(min(turn, job.expires) if job.expires else turn, 0)
+    return SnoozeUntil(at, max((at - now).total_seconds(), 0.0), f"held by {why}", hold, is_turn=True)
+
+
 def later(now: datetime, seconds: float) -> datetime:
     """Return a later time, rounded up to the millisecond that the wire form carries: nothing is due early."""
     try:

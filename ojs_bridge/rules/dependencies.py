@@ -29,7 +29,8 @@ class Dependency:
     with `ojs_depends` that it needs it. The `breaker` holds its jobs while it fails. No more of them begin
     than the `rate` allows, such as `"100/m"`, and no more run at a time than `concurrency` says, all workers
     together. With a `key`, the name of an argument, each value of this argument has a rate and a concurrency
-    of its own. Raises ConfigurationError.
+    of its own. Their retries are at most such a share of their first attempts as the `budget` says, such as
+    0.2. Raises ConfigurationError.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Dependency:
     rate: str | float | None = None
     concurrency: int | None = None
     key: str | None = None
+    budget: float | None = None
 
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and self.name):
@@ -54,7 +56,7 @@ class Dependency:
             except ValueError as error:
                 raise ConfigurationError(str(error)) from None
             object.__setattr__(self, field, tuple(patterns))
-        if not (self.errors or self.jobs or self.is_limited):
+        if not (self.errors or self.jobs or self.is_limited or self.budget is not None):
             raise ConfigurationError(f"{place}: errors, jobs: at least one of them must have a pattern")
         if self.breaker is not None and not isinstance(self.breaker, Breaker):
             raise ConfigurationError(f"{place}: breaker: {self.breaker!r:.100} is not a Breaker")
@@ -67,7 +69,12 @@ class Dependency:
     def _check_limits(self, place: str) -> None:
         if self.rate is not None:
             rate_at(f"{place}: rate", self.rate)
-        most, key = self.concurrency, self.key
+        most, key, share = self.concurrency, self.key, self.budget
+        is_number = isinstance(share, int | float) and not isinstance(share, bool)
+        if share is not None and not (is_number and 0 < share <= 1):
+            raise ConfigurationError(
+                f"{place}: budget: {share!r:.100} must be a share of first attempts, above 0 and at most 1"
+            )
         if most is not None and (type(most) is not int or most < 1):
             raise ConfigurationError(f"{place}: concurrency: {most!r:.100} must be an integer of at least 1")
         if key is not None and not (isinstance(key, str) and key):
@@ -142,8 +149,13 @@ class Dependencies:
         return (*patterns, *(type_ for type_ in said if not any(matches(type_, p) for p in patterns)))
 
     def unused(self, types: Collection[str]) -> Iterator[tuple[str, str]]:
-        """Yield the patterns of jobs that match none of some types, each after its dependency's name."""
+        """Yield the patterns of jobs that match none of some types, each after its dependency's name.
+
+        The pattern is empty if a dependency has limits, and no jobs.
+        """
         for one in self.by_name.values():
+            if (one.is_limited or one.budget) and not self.jobs_of(one.name):
+                yield one.name, ""
             for pattern in one.jobs:
                 if not any(matches(type_, pattern) for type_ in types):
                     yield one.name, pattern
@@ -156,6 +168,11 @@ class Dependencies:
     def limited(self) -> Sequence[Dependency]:
         """Those that have a rate or a concurrency."""
         return [one for one in self.by_name.values() if one.is_limited]
+
+    @property
+    def have_budget(self) -> bool:
+        """Whether one of them has a budget."""
+        return any(one.budget for one in self.by_name.values())
 
     def of_error(self, error_type: str, among: Iterable[Dependency] | None = None) -> Dependency | None:
         """Return the first dependency, of some or of all, that has an error type; None if none has it."""

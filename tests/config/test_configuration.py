@@ -105,9 +105,9 @@ READ: list[tuple[str, str, str, Any]] = [
     ),
     (
         "dependencies",
-        '[{"name": "bank", "errors": ["bank.*"], "jobs": ["pay"], "breaker": {"least": 5}}]',
-        '[{name = "bank", errors = ["bank.*"], jobs = ["pay"], breaker.least = 5}]',
-        (Dependency("bank", ["bank.*"], ["pay"], Breaker(least=5)),),
+        '[{"name": "bank", "errors": ["bank.*"], "jobs": ["pay"], "breaker": {"least": 5}, "budget": 0.2}]',
+        '[{name = "bank", errors = ["bank.*"], jobs = ["pay"], breaker.least = 5, budget = 0.2}]',
+        (Dependency("bank", ["bank.*"], ["pay"], Breaker(least=5), budget=0.2),),
     ),
     ("storage_retry", '{"max_attempts": 1}', "{max_attempts = 1}", StorageRetry(1)),
     (

@@ -112,7 +112,7 @@ def test_without_a_store_each_process_has_a_breaker(made: Made, bank: Service, k
     bank.says, bank.headers = "200", ""
     for job in jobs:
         assert end(fleet, job, seconds=120).type == "job.completed"
-    assert "no store: each process has breakers of its own" in worker.log
+    assert "no store: each process has breakers and budgets of its own" in worker.log
 
 
 def test_errors_of_the_code_do_not_open_it(made: Made) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.contract.conftest import SERVED
 from tests.contract.fleet import Fleet, attempts, end
-from tests.contract.steps import sleeps
+from tests.contract.steps import raises, sleeps
 from tests.servers import eventually
 
 Made = Callable[..., Fleet]
@@ -81,3 +81,28 @@ def test_the_slot_of_a_killed_worker_is_free_in_seconds(limited: Callable[..., F
     fleet.replace().await_ready()
     assert [end(fleet, job).type for job in (first, second)] == ["job.completed"] * 2
     assert attempts(fleet, second) == [1]
+
+
+def test_retries_are_a_share_of_first_attempts(limited: Callable[..., Fleet]) -> None:
+    """What exceeds it is held, uncounted; first attempts let it go on sooner, and all go on in the end."""
+    fleet = limited(budget=0.2)
+    for _ in range(2):
+        fleet.start(threads=4).await_ready()
+    policy = {"max_attempts": 3, "initial_interval": "PT0.2S", "jitter": False}
+    fails = raises(TimeoutError, "a bank that is down")
+    jobs = [fleet.send("act", fails, fails, "ok", policy=policy) for _ in range(20)]
+    eventually(lambda: fleet.bridge.waiting.list(kind="held").jobs, what="a held retry")
+    reason = fleet.bridge.waiting.list(kind="held").jobs[0].reason
+    assert reason.startswith(
+        "held by the retry budget of stripe: retries are at most 20 % of first attempts; "
+    )
+    others = [fleet.send("act", "ok") for _ in range(40)]
+    for job in others:
+        assert end(fleet, job).type == "job.completed"
+    for job in jobs:
+        assert end(fleet, job).type == "job.completed"
+        assert attempts(fleet, job) == [1, 2, 3]
+    retries = sorted(run.at for job in jobs for run in fleet.runs(job) if run.attempt > 1)
+    # So many are saved up, so many are earned by all first attempts, and one a second there may always be.
+    assert len(retries) <= 10 + 0.2 * 60 + (retries[-1] - retries[0]) + 1
+    assert fleet.bridge.waiting.count() == 0

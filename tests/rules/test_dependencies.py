@@ -28,6 +28,12 @@ def test_a_job_has_dependencies_by_its_type_and_by_what_it_says() -> None:
     assert known.of_type("report") == ()
 
 
+def test_what_a_worker_tells_of_dependencies_that_none_of_its_types_needs() -> None:
+    known = Dependencies([STRIPE, HAND, Dependency("bank", budget=0.5), Dependency("shop", rate="1/s")])
+    known.declare("report", "shop")
+    assert [*known.unused(["billing.charge"])] == [("stripe", "refund"), ("bank", "")]
+
+
 def test_the_first_dependency_that_has_an_error_type_has_it() -> None:
     known = Dependencies([STRIPE, MAIL])
     assert known.of_error("external.stripe.timeout") == STRIPE
@@ -46,6 +52,13 @@ INVALID: list[tuple[Any, str]] = [
     (
         lambda: Dependency("a", jobs=["x"], breaker=Breaker()),
         "dependency 'a': errors: a breaker needs the patterns of the errors that it counts",
+    ),
+    *(
+        (
+            lambda share=share: Dependency("a", jobs=["x"], budget=share),
+            f"dependency 'a': budget: {share!r} must be a share of first attempts, above 0 and at most 1",
+        )
+        for share in (0, -0.1, 1.01, 20, float("nan"), True, "20%")
     ),
     (lambda: Dependencies([STRIPE, STRIPE]), "dependencies: two are called 'stripe'"),
     (lambda: Dependencies("stripe"), "dependencies: 'stripe' must be a list of Dependencies"),  # type: ignore[arg-type]
