@@ -256,9 +256,10 @@ class Breakers:
         self._probes[job.key] = Probe(shared, self._dependencies.by_name[shared.name], hold, now)
         return True
 
-    def is_probe(self, job: Job) -> bool:
-        """Return whether a job runs as a probe."""
-        return job.key in self._probes
+    def probed_by(self, job: Job) -> str:
+        """Return the name of the dependency for which a job runs as a probe, or ""."""
+        probe = self._probes.get(job.key)
+        return probe.dependency.name if probe else ""
 
     def spare(self, run: Run, decision: Decision) -> Decision:
         """Return the decision about a run: a probe that has failed for its dependency never ends its job."""

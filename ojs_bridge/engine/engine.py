@@ -284,7 +284,7 @@ class Engine:
         if self.holds and (hold := self.holds.of(job)):
             return self.holds.decision(hold, job)
         # A breaker would wait for ever for a probe that a budget holds.
-        if budgets and self.breakers and self.breakers.is_probe(job):
+        if budgets and self.breakers and self.breakers.probed_by(job):
             budgets = None
         while budgets or limits:
             try:

@@ -45,7 +45,7 @@ class Instrument:
         """Measure a decision that was carried out; that of a success perhaps after its run."""
 
     def heard(self, event: Event) -> None:
-        """Measure what an operator or retention did with jobs."""
+        """Measure what an operator or retention did with jobs, or that a breaker has opened."""
 
     def traceparent(self) -> str | None:
         """Return the trace context of the run of this thread, for the history of its job."""

@@ -45,6 +45,9 @@ REPLAYED = Metric("ojs.dead_letter.retried_total", "Dead letters that were sent 
 COMPLETED = Metric("ojs.job.completed", "Jobs that have succeeded")
 FAILED = Metric("ojs.job.failed", "Jobs that have ended without success")
 RETRIED = Metric("ojs.job.retried", "Failed attempts that are followed by another one")
+OPENED = Metric(
+    "ojs.breaker.opened", "Openings of a breaker, and probes that have failed since", ("dependency",)
+)
 _OF_EVENTS = {"job.cancelled": CANCELLED, "dead_letter.retried": REPLAYED, "dead_letter.replayed": REPLAYED}
 _OF_DECISIONS: dict[type, tuple[Metric, ...]] = {
     Complete: (COMPLETED,),
@@ -65,7 +68,7 @@ STATES: dict[type, str] = {
 }
 METRICS = (
     *(ENQUEUED, ENQUEUE_DURATION, DURATION, QUEUE_TIME),
-    *(COMPLETED, FAILED, RETRIED, CANCELLED, ADDED, REPLAYED, PRUNED),
+    *(COMPLETED, FAILED, RETRIED, CANCELLED, ADDED, REPLAYED, PRUNED, OPENED),
 )
 
 #: A metric, its value, and its labels in their order.
@@ -94,9 +97,11 @@ def of_end(run: Run | Refuse, decision: Decision, seconds: float) -> Iterator[Me
 
 
 def of_event(event: Event) -> Iterator[Measured]:
-    """Yield what an operator's or retention's event adds."""
+    """Yield what an event adds that is about no run: an operator's, retention's, or a breaker's."""
     if event.type == "dead_letter.pruned":
         yield PRUNED, event.data["count"], ()
+    elif event.type == "breaker.opened":
+        yield OPENED, 1, (event.data["dependency"],)
     elif metric := _OF_EVENTS.get(event.type):
         yield metric, 1, (event.data["queue"], event.data["job_type"])
 
@@ -118,6 +123,10 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "ojs_jobs_scheduled": ("Jobs that their users have delayed, and that wait in the store", ()),
     "ojs_jobs_held": ("Jobs that a hold keeps from their begin, and that wait in the store", ()),
     "ojs_holds": ("Holds that are on, such as pauses", ()),
+    "ojs_breaker_open": (
+        "Whether the breaker of a dependency is open, also while probes run",
+        ("dependency",),
+    ),
     "ojs_waiting_overdue_seconds": ("For how long the oldest job in the store is due", ()),
     "ojs_dead_letter_total": ("Dead letters by job type", ("type",)),
     "ojs_dead_letter_fullness": (
@@ -174,6 +183,8 @@ def _samples(bridge: Bridge) -> list[Sample]:
         ("ojs_holds", (), _fact(checks, "holds", "on")),
         ("ojs_waiting_overdue_seconds", (), max((now - parse_time(due)).total_seconds(), 0) if due else 0),
     ]
+    breakers = (_fact(checks, "holds", "breakers") or {}).items()
+    samples += [("ojs_breaker_open", (name,), float(state == "open")) for name, state in breakers]
     for place in ("queue", "host"):
         rows = _fact(checks, "workers", f"{place}s") or ()
         samples += [(f"ojs_{place}_workers", (row["framework"], row[place]), row["seen"]) for row in rows]

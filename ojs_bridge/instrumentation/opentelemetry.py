@@ -217,6 +217,9 @@ class _Tracing(Instrument):
             running = _Running(self._meters, job, span, within, hides=self._hides)
         if running.is_recorded:
             _join(running.span, job)
+            breakers = self._bridge.engine.breakers
+            if breakers and (dependency := breakers.probed_by(job)):
+                running.span.set_attribute("ojs.breaker.probe", dependency)
         return running
 
     def step(self, name: str, job: Job) -> AbstractContextManager[Any] | None:

@@ -301,11 +301,15 @@ def _waiting(store: Store, now: datetime) -> Check:
 
 def _holds(store: Store, now: datetime) -> Check:
     """Return the answer about what holds jobs; a hold that may be forgotten is a note."""
-    on = [hold for hold in holds.read(store.documents) if hold.is_on(now)]
+    known = holds.read(store.documents)
+    on = [hold for hold in known if hold.is_on(now)]
+    breakers = [hold for hold in known if hold.id == f"breaker:{hold.dependency}"]
     held = store.parked.count(Filter(kind="held"))
     note = "; ".join(f"{hold.of}: {text}" for hold in on if (text := hold.still_on(now)))
     told = f"{len(on)} on, {held:,} held" if on else "none is on"
-    return Check("ok", "; ".join(filter(None, (told, note))), {"on": len(on), "held": held, "note": note})
+    facts = {"on": len(on), "held": held, "note": note}
+    facts["breakers"] = {hold.dependency: "open" if hold in on else "closed" for hold in breakers}
+    return Check("ok", "; ".join(filter(None, (told, note))), facts)
 
 
 class Beat:

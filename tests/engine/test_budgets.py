@@ -133,7 +133,7 @@ def test_a_probe_needs_no_budget(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) 
     worker = fleet.worker(replace(BANK, breaker=Breaker()))
     spend(worker)
     assert worker.engine.breakers
-    monkeypatch.setattr(worker.engine.breakers, "is_probe", lambda job: job.id == "r-1")
+    monkeypatch.setattr(worker.engine.breakers, "probed_by", lambda job: "bank" if job.id == "r-1" else "")
     begun(worker, a_retry(1))
     assert isinstance(begin(worker, a_retry(2)), Held)
 

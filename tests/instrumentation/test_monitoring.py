@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 
 from ojs_bridge import Bridge
+from ojs_bridge.engine.holds import write
 from ojs_bridge.http.guarding import Access, tokens_of
 from ojs_bridge.instrumentation.metrics import GAUGES, METRICS, gauges_text
 from ojs_bridge.operations import health
 from ojs_bridge.operations.health import Beat
+from ojs_bridge.rules.holds import Hold
 from tests.http.doors import OPERATOR, READER, House, client_at, house, with_token
 from tests.lives import FRAMEWORK, bridge_with_outbox
 from tests.servers.ports import free_port
@@ -142,6 +144,11 @@ FIRES = [
         {'ojs_dead_letter_fullness{queue="*"}': "0.95x30"},
         {'ojs_dead_letter_fullness{queue="*"}': "0.5x30"},
     ),
+    (
+        "OjsBreakerOpen",
+        {'ojs_breaker_open{dependency="bank"}': "1x30"},
+        {'ojs_breaker_open{dependency="bank"}': "1x18 0x12"},
+    ),
     ("OjsLettersDeleted", {"ojs_dead_letter_overflow": "0x10 28x20"}, {"ojs_dead_letter_overflow": "28x30"}),
 ]
 
@@ -186,12 +193,18 @@ def test_the_server_tells_what_the_store_knows(shop: House) -> None:
     Beat(shop.bridge.engine.context, FRAMEWORK, lambda: ["slow"]).tell()
     shop.outbox.waiting, shop.outbox.oldest_at = {"slow": 7}, shop.bridge.engine.now() - timedelta(hours=1)
     shop.bridge.dead_letters.prune()
+    assert shop.bridge.store
+    documents, now = shop.bridge.store.documents, shop.bridge.engine.now()
+    for name, ended in (("bank", None), ("mail", now)):
+        write(documents, Hold(f"breaker:{name}", "a breaker", now, dependency=name, ended_at=ended))
     text = shop.client.get("/metrics").text
     assert 'ojs_dead_letter_fullness{queue="*"} 0.0' in text
     assert "ojs_dead_letter_overflow 0.0" in text
     assert 'ojs_dead_letter_total{type="billing.charge"} 2.0' in text
     assert 'ojs_queue_depth{queue="slow",state="discarded"} 1.0' in text
     assert "ojs_retries_parked 1.0" in text
+    assert 'ojs_breaker_open{dependency="bank"} 1.0' in text
+    assert 'ojs_breaker_open{dependency="mail"} 0.0' in text
     assert "ojs_store_up 1.0" in text
     assert "ojs_workers_seen 1.0" in text
     assert 'ojs_broker_up{framework="outbox"} 1.0' in text
@@ -241,4 +254,4 @@ def test_the_table_of_the_docs_has_every_metric() -> None:
     shown = {*re.findall(r"`(ojs[._][\w.]+)`", REFERENCE.partition("## Fields of a log line")[0])}
     prometheus = {*map(name_of, METRICS), *GAUGES, "ojs_workers_busy", "ojs_workers_active"}
     otel = {*(metric.name for metric in METRICS), "ojs.workers.active", "ojs.workers.busy"}
-    assert prometheus | otel == shown - {"ojs.job.expired", "ojs.job.attempt"}
+    assert prometheus | otel == shown - {"ojs.job.expired", "ojs.job.attempt", "ojs.breaker.probe"}

@@ -18,6 +18,7 @@ from ojs_bridge.instrumentation.opentelemetry import Meters
 from tests.contract.fleet import Fleet, end
 from tests.contract.notes import Noting, client
 from tests.contract.steps import calls, raises
+from tests.contract.test_breakers import PATIENT, QUICK, bank_with
 from tests.on_dramatiq.fleet import Fleet as OnStub
 from tests.servers import eventually
 
@@ -156,6 +157,25 @@ def test_the_metrics_count_what_happened(fleet: Fleet) -> None:
     assert states == {"completed", "retryable", "discarded"}
     assert {point["value"] for point in metrics(fleet)["ojs.workers.active"]} == {1}
     assert {point["value"] for point in metrics(fleet)["ojs.workers.busy"]} == {0}
+
+
+@pytest.mark.parametrize("kind", ["celery-valkey", "dramatiq-valkey"])
+def test_a_breaker_that_opens_is_counted_and_its_probes_are_marked(
+    made: Callable[..., Fleet], kind: str
+) -> None:
+    """Once for the whole fleet, by the dependency."""
+    fleet = made(kind, instruments=OTEL, dependencies=bank_with(QUICK))
+    fleet.start().await_ready()
+    slow = raises(TimeoutError, "slow")
+    jobs = [fleet.send("act", slow, "ok", policy=PATIENT) for _ in range(6)]
+    for job in jobs:
+        assert end(fleet, job, seconds=60).type == "job.completed"
+    eventually(lambda: "ojs.breaker.opened" in metrics(fleet), seconds=20, what="the counter")
+    (point,) = metrics(fleet)["ojs.breaker.opened"]
+    assert (point["attributes"], point["value"]) == ({"dependency": "bank"}, 1)
+    fleet.worker.stop()
+    runs = spans(fleet, "process")
+    assert [run["attributes"].get("ojs.breaker.probe") for run in runs].count("bank") == QUICK["probes"]
 
 
 def test_beside_celery_s_own_instrumentation_nothing_is_doubled(made: Callable[..., Fleet]) -> None:

@@ -89,12 +89,12 @@ def test_a_pause_is_told_and_one_that_may_be_forgotten_is_a_note(fleet: Lives) -
     bridge, _ = fleet
     assert bridge.store is not None
     assert bridge.health.check().checks["holds"] == Check(
-        "ok", "none is on", {"on": 0, "held": 0, "note": ""}
+        "ok", "none is on", {"on": 0, "held": 0, "note": "", "breakers": {}}
     )
     hold = bridge.pause("billing.*", queue="mail")
     bridge.store.parked.park(parked("h-1", kind="held"))
     assert bridge.health.check().checks["holds"] == Check(
-        "ok", "1 on, 1 held", {"on": 1, "held": 1, "note": ""}
+        "ok", "1 on, 1 held", {"on": 1, "held": 1, "note": "", "breakers": {}}
     )
     holds.write(bridge.store.documents, replace(hold, since=hold.since - timedelta(days=2, hours=1)))
     note = "jobs of billing.* of the queue mail: still on after 2 d 1 h"
