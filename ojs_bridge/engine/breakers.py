@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -30,8 +30,6 @@ from .threads import BetweenForks
 
 logger = logging.getLogger("ojs_bridge")
 
-#: How often a process writes its counts if there are failures, and if there are none, in seconds.
-FAILING_SECONDS, WORKING_SECONDS = 1.0, 5.0
 #: How often a write is tried when other processes write at the same moment.
 _TRIES = 10
 #: How fast jobs go on after an answer has asked for fewer calls, where no breaker says it; and the shortest
@@ -82,21 +80,25 @@ class SharedBreaker:
         self.state = State()
         self._context, self._dependencies, self._documents = context, dependencies, documents
         self._between = BetweenForks()
-        self._counts, self._due = Counts(), 0.0
+        #: What this process has not written yet, and when it wrote last.
+        self._counts, self._written = Counts(), float("-inf")
 
     def count(self, *, has_failed: bool, is_probe: bool) -> bool:
         """Count a run, and write the counts if it is time; return whether it has opened or closed.
 
         A process writes at once what opens the breaker, and how a probe has ended.
         """
+        at, now = self._context.clock().timestamp(), time.monotonic()
+        if is_probe:
+            one = Counts(probes=1, probes_failed=has_failed)
+        else:
+            one = Counts(1, 1, streak=1) if has_failed else Counts(1, worked_at=at)
         with self._between.lock:
-            one = Counts(0, 0, 1, has_failed) if is_probe else Counts(1, has_failed)
             counts = self._counts = self._counts.plus(one)
-        now = time.monotonic()
-        is_due = now >= self._due - (WORKING_SECONDS - FAILING_SECONDS if counts.failed else 0)
-        if not (is_due or is_probe or (has_failed and self._opens(counts))):
+        is_due = is_probe or counts.are_due(now - self._written, self.state)
+        if not (is_due or (has_failed and self._opens(counts, at))):
             return False
-        self._due = now + WORKING_SECONDS
+        self._written = now
         with self._between.lock:
             counts, self._counts = self._counts, Counts()
         before, written = self.state.opened, None
@@ -107,11 +109,10 @@ class SharedBreaker:
             logger.debug("the counts of the breaker of %s are not written: %r", self.name, error)
         if written is None:
             with self._between.lock:
-                self._counts = self._counts.plus(counts)
+                self._counts = counts.plus(self._counts)
         return self.state.opened != before or is_probe
 
-    def _opens(self, counts: Counts) -> bool:
-        now = self._context.clock().timestamp()
+    def _opens(self, counts: Counts, now: float) -> bool:
         return self.state.opened is None and after(self.breaker, self.state, counts, now).opened is not None
 
     def takes_probe(self) -> bool:
@@ -161,6 +162,8 @@ class SharedBreaker:
         opened, (at, probes) = _time(state.opened), next_probe(self.breaker, state)
         probing = "probes run" if state.is_probed(now.timestamp()) else f"next probe at {_time(at):%H:%M:%S}"
         failed = f"{state.failed} of {state.runs} calls failed"
+        if state.streak:
+            failed = f"all of the last {state.streak} calls failed"
         return Hold(
             f"breaker:{name}",
             f"the breaker of {name} since {opened:%H:%M:%S} UTC, {failed}; {probing}",
@@ -216,7 +219,7 @@ class Breakers:
         }
         #: The holds of this process, which are read again when it has changed one.
         self.known = KnownHolds(
-            *(documents, clock, dependencies, self.lets_through), ASK_AGAIN if store else WITHOUT_STORE
+            *(documents, clock, dependencies, self), ASK_AGAIN if store else WITHOUT_STORE
         )
         #: The probes that run in this process, by the keys of their jobs.
         self._probes: dict[str, Probe] = {}
@@ -239,6 +242,13 @@ class Breakers:
         failure = failure_in(decision)
         if failure and failure.retry_after is not None and (its := limited(depends, failure)):
             self._wait_for(its, failure, run)
+
+    def have_read(self, documents: Sequence[Document]) -> None:
+        """Take the states of breakers that this process has read with the holds."""
+        for document in documents:
+            shared = self._shared.get(str(document.body.get("dependency")))
+            if shared and "state" in document.body:
+                shared.state = State.from_json(document.body["state"])
 
     def lets_through(self, hold: Hold, job: Job) -> bool:
         """Return whether a job of an open breaker runs, as a probe."""

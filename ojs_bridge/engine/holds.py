@@ -49,8 +49,8 @@ KEPT = timedelta(hours=1)
 #: How often a worker looks for held jobs that nothing holds any more, and for how long it moves them in one
 #: go, in seconds.
 RELEASE_SECONDS, GO_SECONDS = 2.0, 20.0
-#: How long after the end of a hold it begins to look, and how long it looks for more: workers that have read
-#: the holds before would hold a job again, or hold it still.
+#: How long after somebody has ended a hold it begins to look, and how long it looks for more: workers that
+#: have read the holds before would hold a job again, or hold it still.
 BEGINS, LOOKS_FOR = timedelta(seconds=2), timedelta(seconds=8)
 #: How long a probe may take from the store to its worker, before another job is sent as one.
 PROBE = timedelta(seconds=10)
@@ -73,9 +73,21 @@ class HoldDocuments(Protocol):
         """Return a page, newest first."""
 
 
-def read(documents: HoldDocuments) -> Sequence[Hold]:
+class HoldsOfBreakers(Protocol):
+    """What the breakers of a process know of the holds that are theirs."""
+
+    def lets_through(self, hold: Hold, job: Job) -> bool:
+        """Return whether a job may run although a breaker is open, as a probe."""
+
+    def have_read(self, documents: Sequence[Document]) -> None:
+        """Take the holds that have been read."""
+
+
+def read(documents: HoldDocuments, breakers: HoldsOfBreakers | None = None) -> Sequence[Hold]:
     """Return the holds that are on, and those that have ended lately; raises StoreError."""
     page = documents.list(KIND, limit=_PAGE, cursor=None)
+    if breakers:
+        breakers.have_read(page.documents)
     return [Hold.from_json(document.body) for document in page.documents]
 
 
@@ -95,8 +107,7 @@ def write(documents: Documents, hold: Hold) -> None:
 class KnownHolds:
     """The holds as this process knows them: it reads them when a job begins, at most once a second.
 
-    `lets_through` says whether a job may run although a breaker is open, as a probe. A held job asks again
-    after `most` at the latest.
+    The `breakers` let some jobs through as probes. A held job asks again after `most` at the latest.
     """
 
     def __init__(
@@ -104,11 +115,11 @@ class KnownHolds:
         documents: HoldDocuments,
         clock: Callable[[], datetime],
         dependencies: Dependencies,
-        lets_through: Callable[[Hold, Job], bool] | None = None,
+        breakers: HoldsOfBreakers | None = None,
         most: timedelta = ASK_AGAIN,
     ) -> None:
         self._documents, self._clock, self._most = documents, clock, most
-        self._dependencies, self._lets_through = dependencies, lets_through
+        self._dependencies, self._breakers = dependencies, breakers
         #: The holds, and those of them about the jobs of a type and a queue: both change in one step.
         self._known: tuple[Sequence[Hold], dict[tuple[str, str], Sequence[Hold]]] = ((), {})
         self._due = 0.0
@@ -133,10 +144,10 @@ class KnownHolds:
             return None
         now = self._clock()
         on = [hold for hold in holds if hold.is_on(now) and hold.holds(job)]
-        lets_through = self._lets_through
-        if lets_through is None or not all(hold.lets_probe(now) for hold in on):
-            return next((hold for hold in on if lets_through is None or not hold.lets_probe(now)), None)
-        return next((hold for hold in on if not lets_through(hold, job)), None)
+        breakers = self._breakers
+        if breakers is None or not all(hold.lets_probe(now) for hold in on):
+            return next((hold for hold in on if breakers is None or not hold.lets_probe(now)), None)
+        return next((hold for hold in on if not breakers.lets_through(hold, job)), None)
 
     def decision(self, hold: Hold, job: Job) -> SnoozeUntil:
         """Return until when a job waits that a hold keeps from its begin."""
@@ -151,7 +162,7 @@ class KnownHolds:
             return
         try:
             with at_once():
-                known = read(self._documents)
+                known = read(self._documents, self._breakers)
         except StoreError as error:
             logger.debug("the holds are those that were read last: %r", error)
         else:
@@ -179,7 +190,7 @@ class Releaser:
         self.send_probes(holds, now)
         ends = [hold.ended_at or hold.until for hold in holds if not hold.is_on(now)]
         latest = max((at for at in ends if at), default=None)
-        if latest and now < latest + BEGINS:
+        if any(hold.ended_at and now < hold.ended_at + BEGINS for hold in holds):
             return
         key = repr(sorted((hold.id, hold.since, hold.is_on(now), hold.ended_at) for hold in holds))
         if key == self._done:
@@ -266,7 +277,7 @@ class Releaser:
                 self._store.documents,
                 f"hold:{slowest.id}:{ended.timestamp()}",
                 slowest.rate or 0,
-                ended if slowest.dependency else None,
+                slowest.ended_at if slowest.dependency else None,
             )
             asks_again = abs(parked.next_retry_at - parked.parked_at - ASK_AGAIN) < PARKING
             if not asks_again and max(ends.values()) < parked.next_retry_at < turns.ends(ended):

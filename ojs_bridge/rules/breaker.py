@@ -14,6 +14,10 @@ from .notations import duration_at, rate_at
 LONGEST, BUCKETS = timedelta(hours=1), 12
 #: What was held goes on at so much of the pace that there was before, or at so many a second if that is more.
 RAMP, LEAST_RAMP = 0.25, 1.0
+#: How often a process says how its runs ended, in seconds: if the last ones failed, if some did, and if none.
+STREAK_SECONDS, FAILING_SECONDS, WORKING_SECONDS = 0.2, 1.0, 5.0
+#: For how long all runs must have failed, in seconds: by then each process that works has said so.
+SURE = 1.5
 
 #: When a bucket begins, the runs that ended in it, and how many of them failed.
 Bucket: TypeAlias = tuple[float, int, int]
@@ -24,10 +28,11 @@ class Breaker:
     """When the jobs of a dependency are held because it fails, and how they go on.
 
     It opens when at least `least` runs ended within the `window`, and of these at least a `share` failed with
-    an error of the dependency. Then its jobs are held. After the `cool_down` so many `probes` run: it closes
-    when all of them come back without such an error. When one fails, it stays open for another cool-down.
-    What was held goes on no faster than `ramp`, such as `"10/s"`; without it, than a quarter of the runs that
-    there were in the window. Durations are ISO 8601 texts or timedeltas. Raises ConfigurationError.
+    an error of the dependency; or when the last `least` runs all did. Then its jobs are held. After the
+    `cool_down` so many `probes` run: it closes when all of them come back without such an error. When one
+    fails, it stays open for another cool-down. What was held goes on no faster than `ramp`, such as `"10/s"`;
+    without it, than a quarter of the runs that there were in the window. Durations are ISO 8601 texts or
+    timedeltas. Raises ConfigurationError.
     """
 
     share: float = 0.5
@@ -63,16 +68,38 @@ class Breaker:
 
 
 class Counts(NamedTuple):
-    """The runs that have ended, and how many of them failed; beside them the probes that came back."""
+    """The runs that have ended, and how many of them failed; beside them the probes that came back.
+
+    `worked_at` is when the last one ended that worked, in seconds since 1970, and so many failed after it.
+    """
 
     runs: int = 0
     failed: int = 0
     probes: int = 0
     probes_failed: int = 0
+    streak: int = 0
+    worked_at: float = 0.0
 
     def plus(self, more: Counts) -> Counts:
-        """Return both together."""
-        return Counts(*(one + other for one, other in zip(self, more, strict=True)))
+        """Return both together; `more` ended later."""
+        return Counts(
+            self.runs + more.runs,
+            self.failed + more.failed,
+            self.probes + more.probes,
+            self.probes_failed + more.probes_failed,
+            more.streak if more.worked_at else self.streak + more.streak,
+            max(self.worked_at, more.worked_at),
+        )
+
+    def are_due(self, waited: float, failing: State) -> bool:
+        """Return whether a process writes them that has written none for so many seconds.
+
+        `failing` is the state that it has read last: while all others fail, it says at once that it works.
+        """
+        if failing.streak > 1 and self.worked_at > failing.since:
+            return True
+        often = STREAK_SECONDS if self.streak > 1 else FAILING_SECONDS if self.failed else WORKING_SECONDS
+        return waited >= often
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +108,8 @@ class State:
 
     It is closed, or open since `opened`, because so many of so many runs failed. While it is open, no probe
     runs until `rests_until`. `probes` says of those under way from when on they count as lost; so many came
-    back and `worked`. `pace` is how many runs a second there were before it opened.
+    back and `worked`. `pace` is how many runs a second there were before it opened. The last runs of all
+    workers failed, a `streak` of so many, and more than one `since` then.
     """
 
     buckets: tuple[Bucket, ...] = ()
@@ -92,6 +120,8 @@ class State:
     probes: tuple[float, ...] = ()
     worked: int = 0
     pace: float = 0.0
+    streak: int = 0
+    since: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields."""
@@ -135,10 +165,15 @@ def _counted(breaker: Breaker, state: State, counts: Counts, now: float) -> Stat
     kept[begin] = before[0] + counts.runs, before[1] + counts.failed
     buckets = tuple((begin, *kept[begin]) for begin in sorted(kept))
     runs, failed = sum(bucket[1] for bucket in buckets), sum(bucket[2] for bucket in buckets)
-    if runs < breaker.least or failed < breaker.share * runs:
-        return replace(state, buckets=buckets)
-    pace = _pace(breaker, buckets, now)
-    return State((), now, runs, failed, now + breaker.seconds("cool_down"), pace=pace)
+    streak, since = counts.streak, now
+    if state.streak and counts.worked_at <= state.since:
+        streak, since = streak + state.streak, state.since if state.streak > 1 else now
+    pace, rests_until = _pace(breaker, buckets, now), now + breaker.seconds("cool_down")
+    if runs >= breaker.least and failed >= breaker.share * runs:
+        return State((), now, runs, failed, rests_until, pace=pace)
+    if counts.streak and streak >= breaker.least and now - since >= SURE:
+        return State((), now, streak, streak, rests_until, pace=pace, streak=streak)
+    return replace(state, buckets=buckets, streak=streak, since=since)
 
 
 def _pace(breaker: Breaker, buckets: Sequence[Bucket], now: float) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -122,6 +124,52 @@ def test_the_life_of_a_breaker(workers: list[Bridge], heard: list[Event]) -> Non
     ]
     assert heard[0].data["runs"] >= 10
     assert heard[-1].data["rate"] == 5.0
+
+
+def keep_failing(workers: list[Bridge], working: Sequence[Bridge] = (), seconds: float = 4.0) -> int:
+    """Have runs end at each worker in turn, and fail at those that do not work, until the breaker opens.
+
+    Return how many have failed.
+    """
+    ends, failures = time.monotonic() + seconds, 0
+    for number in itertools.count():
+        bridge = workers[number % WORKERS]
+        run = a_run(bridge, number)
+        if time.monotonic() > ends or breakers_of(bridge).known.of(run.job):
+            return failures
+        failures += bridge not in working
+        decision = Complete() if bridge in working else failed(bridge)
+        breakers_of(bridge).heard(run, decision)
+        time.sleep(0.04)  # so fast runs end
+    raise AssertionError
+
+
+def test_it_opens_when_all_fail_after_many_that_worked(workers: list[Bridge]) -> None:
+    """The share of the window would be reached after as many failures."""
+    for number in range(600):
+        bridge = workers[number % WORKERS]
+        breakers_of(bridge).heard(a_run(bridge, number), Complete())
+    assert 10 <= keep_failing(workers) < 100
+    (shown,) = workers[0].holds.list()
+    assert "all of the last " in shown.hold.reason
+
+
+def test_it_stays_closed_while_one_process_works(workers: list[Bridge]) -> None:
+    """It writes its successes every five seconds, and sooner when others fail."""
+    working = workers[:1]
+    number = itertools.count()
+
+    def has_written() -> bool:
+        """Return whether it has, when some more runs of it have worked."""
+        for _ in range(20):
+            breakers_of(working[0]).heard(a_run(working[0], next(number)), Complete())
+        known = workers[1].store.documents.get("hold", "breaker:bank")
+        return known is not None and sum(runs for _, runs, _ in known.body["state"]["buckets"]) > 100
+
+    eventually(has_written, what="its successes")
+    failures = keep_failing(workers, working)
+    assert workers[0].holds.list() == []
+    assert failures > 30
 
 
 def test_a_probe_that_fails_keeps_its_last_attempt(workers: list[Bridge]) -> None:

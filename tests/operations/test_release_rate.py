@@ -112,6 +112,21 @@ def test_held_jobs_have_turns_beyond_the_time_when_they_would_ask_again(url: str
     worker.bridge.stop()
 
 
+@pytest.mark.parametrize(("is_closed", "takes"), [(True, 4.0), (False, 1.0)], ids=["closed", "asked to wait"])
+def test_only_what_a_breaker_held_begins_slowly(url: str, is_closed: bool, takes: float) -> None:
+    """After a Retry-After the service works, and all of the rate is there at once."""
+    template, store = (worker := Worker(url)).park("j"), open_store(url)
+    now, end = worker.bridge.engine.now(), "ended_at" if is_closed else "until"
+    for n in range(RATE):
+        again = {"next_retry_at": now + ASK_AGAIN, "parked_at": now}
+        store.parked.park(replace(template, id=f"j-{n}", key=f"j-{n}", kind="held", **again))
+    over = Hold("breaker:it", "", now, dependency="it", jobs=("*",), rate=RATE, **{end: now})
+    Releaser(store, worker.bridge.engine.now, Dependencies()).look([over], now)
+    due = [job.next_retry_at for job in store.parked.list(Filter(kind="held"), limit=100, cursor=None).jobs]
+    assert takes - 1 < (due[-1] - due[0]).total_seconds() < takes
+    worker.bridge.stop()
+
+
 @pytest.mark.parametrize(
     ("rate", "a_second"),
     [("6/m", 0.1), ("36/h", 0.01), ("2.5/s", 2.5), ("7", 7), (3, 3)],

@@ -19,6 +19,17 @@ from tests.rules.test_decision import NOW
 BREAKER = Breaker(share=0.5, least=4, window="PT1M", cool_down="PT20S", probes=3)
 OPEN = State(opened=100.0, runs=4, failed=2, rests_until=120.0, pace=8.0)
 
+
+def fails(number: int) -> Counts:
+    """Return what a process says whose last runs all failed."""
+    return Counts(number, number, streak=number)
+
+
+def works(at: float, then_failed: int = 0) -> Counts:
+    """Return what a process says of which a run worked at a time, before others failed."""
+    return Counts(1 + then_failed, then_failed, streak=then_failed, worked_at=at)
+
+
 #: What ended at a time, and whether the breaker is open then.
 OPENINGS: dict[str, tuple[list[tuple[float, Counts]], bool]] = {
     "enough of many": ([(100, Counts(4, 2))], True),
@@ -30,6 +41,90 @@ OPENINGS: dict[str, tuple[list[tuple[float, Counts]], bool]] = {
     "old successes do not count": ([(100, Counts(50, 0)), (170, Counts(4, 4))], True),
     "probes are none of them": ([(100, Counts(0, 0, 9, 9))], False),
 }
+
+
+#: Many have worked, and then all fail: what each write says, and whether the breaker is open after the last.
+STREAKS: dict[str, tuple[list[tuple[float, Counts]], bool]] = {
+    "enough": ([(100, fails(1)), (100.5, fails(1)), (102, fails(2))], True),
+    "too few": ([(100, fails(1)), (101.5, fails(2))], False),
+    "not for long since the second": ([(100, fails(1)), (100.5, fails(1)), (101.9, fails(9))], False),
+    "not for long": ([(100, fails(20)), (101.4, fails(1))], False),
+    "slowly": ([(100, fails(1)), (130, fails(1)), (160, fails(1)), (190, fails(1))], True),
+    "one has worked since": ([(100, fails(3)), (101.5, works(101)), (102, fails(3))], False),
+    "it says so with its own failures": ([(100, fails(3)), (103, works(101, then_failed=3))], False),
+    "one had worked before": ([(100, fails(2)), (101.5, works(99, then_failed=2))], True),
+    "and failed before that": ([(100, fails(2)), (101.5, Counts(9, 8, streak=1, worked_at=99))], False),
+    "a success opens none": ([(100, fails(9)), (101.5, works(99))], False),
+}
+
+
+@pytest.mark.parametrize(("ended", "is_open"), STREAKS.values(), ids=STREAKS)
+def test_it_opens_when_the_last_runs_all_failed(ended: list[tuple[float, Counts]], is_open: bool) -> None:
+    """Whatever the share of the window."""
+    state, now = after(BREAKER, State(), Counts(1000, worked_at=90.0), 99.0), 0.0
+    for now, counts in ended:
+        state = after(BREAKER, state, counts, now)
+    assert (state.opened == now) is is_open
+    if is_open:
+        assert (state.runs, state.failed, state.streak, state.rests_until) == (4, 4, 4, now + 20)
+        assert after(BREAKER, replace(state, probes=(now + 40,) * 3), Counts(probes=3), now + 20).streak == 0
+
+
+@given(st.lists(st.booleans(), max_size=50), st.integers(0, 50))
+def test_a_process_knows_how_many_of_its_last_runs_failed(failed: list[bool], cut: int) -> None:
+    """Wherever it has cut what it says."""
+    parts = [Counts(), Counts()]
+    for at, has_failed in enumerate(failed):
+        part = at >= cut
+        parts[part] = parts[part].plus(fails(1) if has_failed else works(at + 1))
+    both = parts[0].plus(parts[1])
+    last = next((n for n, has_failed in enumerate(reversed(failed)) if not has_failed), len(failed))
+    assert (both.runs, both.failed, both.streak) == (len(failed), sum(failed), last)
+    assert both.worked_at == (len(failed) - last if last < len(failed) else 0)
+
+
+@pytest.mark.parametrize(
+    ("counts", "waited", "failing", "are_due"),
+    [
+        (works(100), 4.9, State(), False),
+        (works(100), 5.0, State(), True),
+        (works(100).plus(fails(1)), 0.9, State(), False),
+        (works(100).plus(fails(1)), 1.0, State(), True),
+        (works(100).plus(fails(2)), 0.2, State(), True),
+        (fails(2), 0.1, State(), False),
+        (works(100), 0.0, State(streak=2, since=99.0), True),
+        (works(100), 0.0, State(streak=2, since=101.0), False),
+        (works(100), 0.0, State(streak=1, since=99.0), False),
+    ],
+)
+def test_when_a_process_says_how_its_runs_ended(
+    counts: Counts, waited: float, failing: State, are_due: bool
+) -> None:
+    """At once, where all others fail and it works."""
+    assert counts.are_due(waited, failing) is are_due
+
+
+@given(
+    st.integers(1, 6),
+    st.lists(st.tuples(st.floats(0.01, 0.2), st.integers(0, 5)), min_size=20, max_size=300),
+)
+def test_a_fleet_of_which_one_process_works_opens_by_no_streak(
+    number: int, ends: list[tuple[float, int]]
+) -> None:
+    """Each reads the state once a second, and writes when it is time; one works, and the others fail."""
+    breaker = Breaker(share=1, least=3)
+    shared, now = State(), 1e9
+    mine, wrote, read = [Counts()] * number, [0.0] * number, [(0.0, State())] * number
+    for seconds, process in ends:
+        for one in (process % number, 0):
+            now += seconds
+            if now - read[one][0] >= 1:
+                read[one] = now, shared
+            mine[one] = mine[one].plus(fails(1) if one else works(now))
+            if mine[one].are_due(now - wrote[one], read[one][1]):
+                shared = after(breaker, shared, mine[one], now)
+                mine[one], wrote[one], read[one] = Counts(), now, (read[one][0], shared)
+        assert shared.opened is None
 
 
 @pytest.mark.parametrize(("ended", "is_open"), OPENINGS.values(), ids=OPENINGS)
