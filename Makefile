@@ -21,7 +21,7 @@ MAKEFLAGS += --no-print-directory
 # The tests start hundreds of processes, each of which would compile all of it anew.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test next world lint types size model bench recovery chaos delays storm lateness wheels native main floor docs docs-serve servers clean
+.PHONY: help demo quick test next world lint types size model bench recovery chaos slots delays storm lateness wheels native main floor docs docs-serve servers clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -59,6 +59,9 @@ recovery: .venv/.installed servers  ## measure how soon the jobs of a killed wor
 
 chaos: .venv/.installed servers  ## kill workers, brokers and stores under a load, with the bridge and without
 	.venv/bin/python -m tests.chaos $(CHAOS)
+
+slots: .venv/.installed servers  ## kill workers that share five slots, and count how many are in use at a time
+	.venv/bin/python -m tests.chaos.slots $(SLOTS)
 
 delays: .venv/.installed servers  ## see what becomes of delayed jobs, with the bridge and without; takes half an hour
 	.venv/bin/python -m tests.delays $(DELAYS)

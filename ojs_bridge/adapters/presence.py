@@ -16,7 +16,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -198,7 +197,7 @@ class Presence:
             # The time since the question does not count: a slow look would make an old silence a new one.
             if float(seconds) < asked - self._troubled_at:
                 self._suspect(family)
-            if float(seconds) >= DEAD_AFTER:
+            if float(seconds) >= DEAD_AFTER or _has_died_here(facts):
                 count = self._give_back(Dead(text_of(worker), queues, float(at)))
                 if count is not None:
                     client.eval(_FORGET, len(self._keys), *self._keys, worker, at)
@@ -261,12 +260,7 @@ def _has_died_here(facts: bytes) -> bool:
     """Return whether a silent worker was a process of this machine that has ended, by what it has said."""
     _, _, *place = json.loads(facts)
     process, machine = place or (0, "")
-    if not machine or machine != _machine():
-        return False
-    with suppress(OSError):
-        if Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0] in b"ZX":
-            return True
-    return has_ended(process)
+    return bool(machine) and machine == _machine() and has_ended(process)
 
 
 def _in_child() -> None:

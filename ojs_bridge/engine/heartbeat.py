@@ -40,6 +40,8 @@ CLEAR_SECONDS = 1.5
 #: counts as dead. A process trusts its own reservations for no longer without a beat.
 SUSPICION = timedelta(seconds=4)
 _SUSPICION_SECONDS = SUSPICION.total_seconds()
+#: What is left of a suspicion of a process that has ended on this machine.
+DEAD = timedelta(days=-1)
 #: How many settled reservations the store forgets in one round trip, and how many seconds after the
 #: acknowledgement: a broker may miss one from a connection's last moments, and deliver the message again.
 _BATCH = 1000
@@ -58,13 +60,16 @@ def was_held_by(process: int | None, holder: str) -> bool:
     return has_ended(number) if process is None else number == process
 
 
-def lives_here(holder: str) -> bool:
-    """Return whether a holder is a process that lives on this machine, as far as this process sees it.
+def lives_here(holder: str) -> bool | None:
+    """Return whether a holder, a process of this machine, lives; None where this process does not see it.
 
-    Linux tells it; elsewhere, and between two containers, this is False.
+    Linux tells it; elsewhere, and between two containers, this is None.
     """
     _, number, born = _read(holder)
-    return bool(born) and number is not None and _born(number) == born
+    if not born or number is None or born.partition(".")[0] != _born(os.getpid()).partition(".")[0]:
+        return None
+    # A process whose start cannot be read just now may live.
+    return _born(number) == born or (None if not has_ended(number) else False)
 
 
 def _read(holder: str) -> tuple[str, int | None, str]:
@@ -93,13 +98,13 @@ def _born(process: int) -> str:
 
 
 def has_ended(process: int) -> bool:
-    """Return whether a process of this machine has ended."""
+    """Return whether a process of this machine has ended, though its parent may not know it yet."""
     try:
         os.kill(process, 0)
+        return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0] in b"ZX"
     except OSError as error:
         # Another user's process lives.
         return isinstance(error, ProcessLookupError)
-    return False
 
 
 def _is_alive(owner: Any) -> bool:
@@ -269,13 +274,13 @@ class Heartbeat:
         """Return after which time a holder counts as dead; None if it is not suspected. Raises StoreError.
 
         With `gone`, the broker has lost its connection to the holder. A holder that lives ends a suspicion
-        with its next beat. One that lives on this machine is not suspected.
+        with its next beat. One that lives on this machine is not suspected, and one that has ended is DEAD.
         """
-        if lives_here(holder):
+        lives = lives_here(holder)
+        if lives or (suspected := self.reserved.suspect(_family_of(holder), gone=gone)) is None:
             return None
-        suspected = self.reserved.suspect(_family_of(holder), gone=gone)
-        if suspected is None:
-            return None
+        if lives is False:
+            return DEAD
         # Before that time the holder could not end the suspicion, either.
         return self.out_of_reach - min(suspected, timedelta(seconds=time.monotonic() - self._late))
 

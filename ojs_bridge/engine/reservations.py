@@ -21,7 +21,7 @@ from ..rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure, Snoozed
 from ..rules.job import Job
 from ..store import KEEP, Grant, Reservation, ReserveAnswer, ReservedRuns, Settle, from_ms, to_ms
 from .behind import Behind
-from .heartbeat import SUSPICION, Heartbeat, was_held_by
+from .heartbeat import DEAD, SUSPICION, Heartbeat, was_held_by
 from .runs import Drop, Lost, Postpone, Run
 from .storage_retry import StorageRetry, pause
 
@@ -158,8 +158,8 @@ class Reservations:
         if answer.until is None or heart.is_of_family(answer.holder):
             return None
         left = heart.left_of(answer.holder, gone=gone)
-        if left is None:
-            return None
+        if left in (None, DEAD):
+            return left
         if not isinstance(decide(run.policy, run.job, _GONE, now=self._clock(), rng=random), RetryAt):
             # Nothing would begin sooner by it, and the job's end tells failures that no success takes back.
             return None

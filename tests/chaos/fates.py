@@ -14,6 +14,8 @@ from tests.chaos.ledger import Ledger
 #: Seconds: the first retry's delay, the longest one, and how long a slow job takes.
 FIRST_DELAY, LONGEST_DELAY = 0.3, 1.0
 RESERVATION, SLOW = 2.0, 3.0
+#: How long a long job takes, by its number.
+LONG = (8, 9, 10, 11, 12)
 #: The seconds by which two readings of a clock may differ: `next_retry_at` has milliseconds.
 READING = 0.001
 
@@ -62,6 +64,7 @@ FATES = {
         Fate("poison", 3, 3, dies=True),
         Fate("held", 0, 2),
         Fate("bank", 0, 12),
+        Fate("long", 0, 100),
     )
 }
 
@@ -96,6 +99,8 @@ def play(ledger: Ledger, job: str, attempt: int, processes: Callable[[int], Iter
             time.sleep(0.1)
         case "slow":
             time.sleep(SLOW)
+        case "long":
+            time.sleep(LONG[number % len(LONG)])
         case "held":
             ledger.await_release(job)
         case "bank" if ledger.is_released(BANK):

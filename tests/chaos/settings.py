@@ -14,8 +14,8 @@ VARIABLE = "OJS_CHAOS"
 QUEUE = "chaos"
 #: RabbitMQ 4 drops a message of a quorum queue after so many deliveries, unless told otherwise.
 DELIVERY_LIMIT = 20
-#: The slots of slow jobs.
-SLOTS = 3
+#: The slots of slow jobs, and of long ones.
+SLOTS, LONG_SLOTS = 3, 5
 #: Of the bank's jobs, which have too few attempts for its outage.
 BREAKER = Breaker(least=10, window="PT10S", cool_down="PT2S", probes=2, ramp="40/s")
 QUORUM = {"x-queue-type": "quorum", "x-delivery-limit": DELIVERY_LIMIT}
@@ -34,7 +34,7 @@ class Settings:
     ledger: str
     hasty: bool = True
     heartbeat: int | None = None
-    #: Whether jobs that fail have a rate, slow ones slots, and those of the bank a breaker.
+    #: Whether jobs that fail have a rate, slow and long ones slots, and those of the bank a breaker.
     limited: bool = False
 
     @property
@@ -62,6 +62,7 @@ class Settings:
         reservation = f"PT{RESERVATION}S" if self.hasty else None
         limits = (
             Dependency("slots", jobs=["slow"], concurrency=SLOTS),
+            Dependency("long", jobs=["long"], concurrency=LONG_SLOTS),
             Dependency("rate", jobs=["doomed"], rate="30/s"),
             Dependency("bank", errors=["*.BankDown"], jobs=["bank"], breaker=BREAKER),
         )

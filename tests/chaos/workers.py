@@ -19,6 +19,8 @@ from tests.servers import eventually
 CHILDLESS = 10.0
 #: The seconds more before it has its first child.
 STARTING = 30.0
+#: What of a worker is killed.
+KINDS = ("worker", "main", "child")
 #: Runs a command on a machine of its own, by all that the command can see of it: its name follows.
 ON_A_MACHINE = (
     *("unshare", "--map-root-user", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"),
@@ -65,27 +67,41 @@ class Worker:
 
     def tend(self) -> None:
         """Start the worker again if it has ended; kill it if it has no children for too long."""
-        if _living_children(self._process.pid):
+        if _living_children(self.main):
             self._had_children = time.monotonic()
         elif time.monotonic() - self._had_children > CHILDLESS:
             _kill_group(self._process.pid)
         if self._process.poll() is not None:
             self._start()
 
-    def kill(self, rng: random.Random) -> Sequence[int]:
-        """Kill the whole worker, its main process alone, or one child; return the processes."""
-        children = _living_children(self._process.pid)
-        match rng.choice(("worker", "main", "child")):
+    @property
+    def main(self) -> int:
+        """Return its main process, which on a machine of its own is the child of what made the machine."""
+        made = _living_children(self._process.pid) if self._machine else ()
+        return made[0] if made else self._process.pid
+
+    def kill(self, rng: random.Random, kinds: Sequence[str] = KINDS) -> Sequence[int]:
+        """Kill the whole worker, its main process alone, or one child; return the processes, now dead.
+
+        They have the numbers by which they know themselves.
+        """
+        main = self.main
+        children = _living_children(main)
+        match rng.choice(kinds):
             case "child" if children:
                 killed = [rng.choice(children)]
-                _kill(killed[0])
             case "main":
-                killed = [self._process.pid]
-                _kill(killed[0])
+                killed = [main]
             case _:
-                killed = [self._process.pid, *children]
-                self.kill_all()
-        return killed
+                killed = [main, *children]
+        known = [_own_number(process) for process in killed]
+        if len(killed) > 1:
+            self.kill_all()
+        else:
+            _kill(killed[0])
+        while any(_lives(f"{process}") for process in killed):
+            time.sleep(0.001)
+        return known
 
     def kill_all(self) -> None:
         """Kill every process of the worker at once."""
@@ -150,6 +166,14 @@ def _living_children(process: int) -> list[int]:
     except OSError:
         return []
     return [int(child) for child in children if _lives(child)]
+
+
+def _own_number(process: int) -> int:
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return process
+    return int(status.partition("NSpid:")[2].partition("\n")[0].split()[-1])
 
 
 def _lives(process: str) -> bool:

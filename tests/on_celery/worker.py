@@ -29,7 +29,7 @@ faults.arm([*faults.STEPS_OF["celery"], *faults.AFTERWARDS])
 if UNACKNOWLEDGED in os.environ:
     OJSRequest.acknowledge = lambda self: None
 if ELSEWHERE in os.environ:
-    heartbeat.lives_here = lambda holder: False
+    heartbeat.lives_here = lambda holder: None
 app.set_current()
 # This handler runs after the bridge's own handler, which settles the job.
 signals.task_postrun.connect(halt_in_the_end, weak=False)
