@@ -44,7 +44,7 @@ _NAMES = 4
 _SERIOUS = (
     *("acks-early", "stays-native", "no-retries", "reject-without-acks-late", "beyond-visibility-timeout"),
     *("beyond-consumer-timeout", "poison-job", "over-run", "infinite-retries", "retry-when", "expires"),
-    *("age-limit", "unknown-broker", "unused-autoretry", "unused-retry-options", "delayed-sends"),
+    *("age-limit", "unknown-broker", "unused-autoretry", "unused-retry-options", "delayed-sends", "storm"),
 )
 #: The hazards of a Celery task that loses a job when its worker is killed.
 _LOSING = {"acks-early", "reject-without-acks-late"}

@@ -192,7 +192,7 @@ def functions_around(
         if name in seen or type(module) is not ModuleType or not _is_read(module, framework):
             continue
         seen.add(name)
-        ahead += {_module_of(value) for value in _values(module)}
+        ahead += {module_of(value) for value in _values(module)}
         for called, one in _functions_in(module):
             functions_by_name.setdefault(called, []).append(one)
     return functions_by_name
@@ -215,10 +215,10 @@ def _is_read(module: ModuleType, framework: str) -> bool:
         return False
     file = vars(module).get("__file__")
     is_own = isinstance(file, str) and not file.startswith(_INSTALLED)
-    return is_own or any(_module_of(value).split(".")[0] == framework for value in _values(module))
+    return is_own or any(module_of(value).split(".")[0] == framework for value in _values(module))
 
 
-def _module_of(value: object) -> str:
+def module_of(value: object) -> str:
     """Return the module that a value comes from. A lazy object is not woken for that."""
     kind = type(value)
     if kind is ModuleType:
@@ -232,7 +232,7 @@ def _functions_in(module: ModuleType) -> Iterator[tuple[str, OwnedFunction]]:
     for name, value in [*vars(module).items()]:
         if not issubclass(type(value), type):
             yield from ((name, OwnedFunction(x)) for x in wrapped(value) if x.__module__ == module.__name__)
-        elif _module_of(value) == module.__name__:
+        elif module_of(value) == module.__name__:
             for method, function in methods(value):
                 yield (name if method.startswith("__") else method), OwnedFunction(function, value)
 

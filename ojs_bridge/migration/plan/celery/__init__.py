@@ -53,6 +53,7 @@ from .. import (
 )
 from ..code import functions_imported
 from ..sends import Send, Sending, long_ones, with_delays
+from ..storms import libraries_of, with_storms
 from .native import Fleet, Reading, autoretries, functions_of, read
 
 #: The policy of a task that runs once, and the attempts of a protected one.
@@ -91,7 +92,16 @@ def plans(app: Celery, names: Collection[str] = (), *, protect: bool = False) ->
         longer = f"; that is {perhaps}{beyond[1]}" if beyond else ""
         return f"a worker holds it in memory, with {others}{' (worker_eta_task_limit)' * bool(most)}{longer}"
 
-    return [*with_delays(plans, sends(app), is_parked, today)]
+    def libraries(name: str) -> Collection[str]:
+        task = app.tasks[name]
+        classes = task.autoretry_for if autoretries(task) else (Exception,)
+        # What its code calls may raise one of these, too.
+        is_any = any(cls.__module__ == Exception.__module__ for cls in classes)
+        return libraries_of((*classes, *functions_of(task) * is_any))
+
+    own = installation(app).bridge
+    stormy = [*with_storms(plans, libraries, own.engine.dependencies if own else None)]
+    return [*with_delays(stormy, sends(app), is_parked, today)]
 
 
 def sends(app: Celery) -> list[Send]:

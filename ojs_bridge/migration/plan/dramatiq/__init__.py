@@ -51,6 +51,7 @@ from .. import (
 )
 from ..code import functions_imported, is_the_users, wrapped
 from ..sends import Send, Sending, long_ones, with_delays
+from ..storms import libraries_of, with_storms
 from .reading import Around, Settings, place_of, retries_of
 
 #: Longer waits should not be in a worker's memory.
@@ -82,7 +83,9 @@ def plans(broker: Broker, names: Collection[str] = (), *, protect: bool = False)
         perhaps = "" if math.isfinite(seconds) else "if it is long, "
         return f"{perhaps}it is all the time {memory}; a worker holds 1,000 such jobs for each of its threads"
 
-    return [*with_delays(plans, sends(broker), is_parked, today)]
+    known = own.bridge.engine.dependencies if own else None
+    stormy = [*with_storms(plans, lambda name: libraries_of(wrapped(actors[name].fn)), known)]
+    return [*with_delays(stormy, sends(broker), is_parked, today)]
 
 
 def sends(broker: Broker) -> list[Send]:
