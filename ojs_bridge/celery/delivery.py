@@ -40,11 +40,13 @@ from .ends import (
     LostAttempt,
     RefusedJob,
     Unsettled,
+    again_by,
     carried_on,
     end_of,
     kept_here,
     kept_or_lost,
     portable,
+    store_retry,
 )
 from .installation import attach, installation, task_policy
 from .wire import KEY, NAME, OUTCOME, Carried, Wire, known
@@ -156,8 +158,11 @@ class Delivery:
         message. A decision that finds no place waits in the worker. A run that was taken over does not count.
         """
         self.changed, self.asked = wish.wire if wish else changed, wish and wish.signal
+        again = again_by(decision, run, shown, wish) if isinstance(run, Run) else None
         try:
             self.engine.settling.check(run, can_wait=self.can_wait, waits=True)
+            if again is not None and not getattr(decision, "hold", ""):
+                again = store_retry(self.task, self.request, again)
             if wish and wish.accepted and wish.wire is None and not self.at_once:
                 # The task's own code has sent the retry by itself, or has sent none.
                 settlement: Settlement[wires.Outgoing] = Settlement(run, run.job, decision)
@@ -169,7 +174,7 @@ class Delivery:
             decision, error = getattr(left, "decision", decision), getattr(left, "error", left)
             return self.keep(run, error, Unsettled(os.getpid(), decision, shown, self.changed))
         self.engine.settling.settle(run, settlement.decision)
-        return end_of(self.task, self.request, settlement, shown, wish)
+        return end_of(self.task, self.request, settlement, shown, again)
 
     def dropped(self, late: TakenOver) -> End:
         """Log that the outcome of a run does not count: Celery is to store nothing."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from importlib.metadata import version
 
 import pytest
 
-from ojs_bridge import Discard, LetterNotFound
+from ojs_bridge import Discard, LetterNotFound, Retry
 from tests.contract.steps import OPAQUE, an, raises, retries
 from tests.forking import code, run
 from tests.on_celery.fleet import Fleet
 from tests.on_celery.project import Unpicklable
-from tests.servers import eventually
+from tests.servers import Valkey, eventually
 
 
 @pytest.mark.requirement("RET-01")
@@ -56,6 +57,21 @@ def test_a_retry_is_not_stored_after_its_run_has_ended(fleet: Fleet) -> None:
     assert fleet.calls(job, "on_retry") == []
     eventually(lambda: fleet.calls(job, "on_retry"), what="the end of the first run")
     assert fleet.app.AsyncResult(job.id).state == "FAILURE"
+
+
+def test_a_retry_that_is_due_at_once_waits_for_its_state(
+    separate: Callable[..., Fleet], valkey: Valkey
+) -> None:
+    """Else the state of the first run would be stored over that of the second one, for good."""
+    fleet = separate(results=f"tests.on_celery.halting:Late+{valkey.url}")
+    fleet.start("-c", "2").await_ready()
+    at_once = raises(Retry, "a.first", "at once", after="PT0S")
+    for steps in ([at_once, "ok"], [at_once, raises(Discard, "a.b")]):
+        job = fleet.send("handled", *steps)
+        assert fleet.end(job) in ("SUCCESS", "FAILURE")
+        ended = job.state
+        eventually(lambda job=job: fleet.calls(job, "on_retry"), what="the end of the first run")
+        assert fleet.app.AsyncResult(job.id).state == ended
 
 
 @pytest.mark.requirement("RET-01")
