@@ -8,6 +8,7 @@ from .engine.storage_retry import StorageRetry
 from .errors import (
     BridgeError,
     ConfigurationError,
+    DependencyNotFound,
     HoldNotFound,
     InvalidRetryPolicy,
     InvalidState,
@@ -78,6 +79,7 @@ __all__ = [
     "ConfigurationError",
     "DeadLetter",
     "Dependency",
+    "DependencyNotFound",
     "Discard",
     "Drained",
     "ErrorGroup",

@@ -22,6 +22,7 @@ from .operations.dead_letters import DeadLetters
 from .operations.health import BEAT, Beat, Probe
 from .operations.holds import Holds
 from .operations.letters import Jobs
+from .operations.limits import Limits
 from .operations.rates import RateHistory, history, in_broker
 from .operations.replaying import PERIOD as RULES_PERIOD
 from .operations.replaying import ReplayRule
@@ -173,6 +174,8 @@ class Bridge:
         self.retries, self.scheduled = Waiting(context, "retry"), Waiting(context, "scheduled")
         self.holds = Holds(context, self.engine.holds, self.engine.dependencies)
         self.pause, self.resume = self.holds.pause, self.holds.resume
+        self.limits = Limits(context, self.engine.dependencies, self.holds)
+        self.limit = self.limits.set
         letters = self.dead_letters
         self.jobs = Jobs(letters.find, waiting.find, letters.id_of, waiting.id_of)
         self.audit, self.marks, self.health = Audit(context), Marks(context), Probe(context)

@@ -16,6 +16,7 @@ BridgeError
     ├── LetterNotFound
     ├── OperationNotFound
     ├── HoldNotFound
+    ├── DependencyNotFound
     └── JobNotFound
 """
 
@@ -111,6 +112,10 @@ class OperationNotFound(NotFound):
 
 class HoldNotFound(NotFound):
     """No hold of this id, or of these jobs, is on."""
+
+
+class DependencyNotFound(NotFound):
+    """No dependency has this name."""
 
 
 class JobNotFound(NotFound):

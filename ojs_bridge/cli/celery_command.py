@@ -36,3 +36,5 @@ scheduled = _command("scheduled", "List, run, move and cancel the delayed jobs t
 pause = _command("pause", "Hold jobs in the store: they do not begin.")
 resume = _command("resume", "End a pause: its jobs go on.")
 holds = _command("holds", "List what holds jobs.")
+limit = _command("limit", "Limit the jobs of a dependency.")
+limits = _command("limits", "List the limits of dependencies.")

@@ -1,4 +1,4 @@
-"""`ojs-bridge pause`, `resume` and `holds`: which jobs may not begin now."""
+"""`ojs-bridge pause`, `resume` and `holds`: which jobs may not begin; `limit` and `limits`: how many may."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Annotated
 from typer import Argument, Option
 
 from ..operations.holds import Shown
+from ..operations.limits import LimitState
+from ..rules.notations import per_period
 from .commands import AsJson, show_entries
 from .finding import Place
 from .letters import LATER, time_to
-from .printing import Listing, answer, brief_time_of, say, table, time_of
+from .printing import Listing, answer, brief_time_of, listing, say, table, time_of
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,46 @@ def holds(place: Place, as_json: AsJson = False) -> None:
     for hold in (one.hold for one in shown):
         if is_long := hold.still_on(now):
             say(f"{hold.id}: {is_long}")
+
+
+def limit(
+    place: Place,
+    dependency: Annotated[str, Argument(help="The dependency's name.")],
+    rate: Annotated[str | None, Option(help="How many jobs begin, such as 10/s, 100/m or 5/h.")] = None,
+    concurrency: Annotated[int | None, Option(help="How many run at a time; 0 holds them all.")] = None,
+    until: Annotated[str | None, Option(help=f"When it ends by itself. {LATER}.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Limit the jobs of a dependency, in the place of its own rate or concurrency.
+
+    Every worker knows it within two seconds. Jobs that run, run on. `resume --id limit:NAME` takes it back.
+    """
+    bridge = place.bridge
+    at = None if until is None else time_to("until", until, bridge.engine.now())
+    hold = bridge.limit(dependency, rate=rate, concurrency=concurrency, until=at)
+    ends = f" until {time_of(hold.until)} UTC" if hold.until else ""
+    answer(hold.to_ojs(), f"{hold.id}: on{ends}", as_json=as_json)
+
+
+def limits(place: Place, as_json: AsJson = False) -> None:
+    """List the limits of dependencies, and how many jobs run and wait."""
+    show_entries(place.bridge.limits.list(), _limits_table, "no limits", as_json=as_json)
+
+
+def _limits_table(states: Sequence[LimitState]) -> Listing:
+    rows = [
+        (
+            it.key if it.argument is None else f"{it.key}, each {it.argument}",
+            "{} in {}".format(*per_period(it.rate)) if it.rate else "",
+            "" if it.concurrency is None else f"{it.active} of {it.concurrency}",
+            it.waiting,
+            ": ".join(filter(None, (it.operator.by, it.operator.why))) if it.operator else "",
+            time_of(it.operator.until if it.operator else None),
+        )
+        for it in states
+    ]
+    headings = ("dependency", "rate", "running", "held", "set by", "until (UTC)")
+    return listing(headings, rows, headings[:5])
 
 
 def _table(shown: Sequence[Shown]) -> Listing:

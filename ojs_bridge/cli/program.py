@@ -93,6 +93,8 @@ def job(
 command(program, "pause", changes=True, panel=_RUNNING)(holds.pause)
 command(program, "resume", changes=True, panel=_RUNNING)(holds.resume)
 command(program, "holds", panel=_RUNNING)(holds.holds)
+command(program, "limit", changes=True, panel=_RUNNING)(holds.limit)
+command(program, "limits", panel=_RUNNING)(holds.limits)
 
 
 @command(program, "serve", panel=_RUNNING)

@@ -75,24 +75,24 @@ class Engine:
             out_of_reach=out_of_reach,
         )
         self.outbox = Outbox(context, self.give_up)
-        #: The limits of dependencies, if any has one.
-        self.limits = None
-        publish = partial(self.outbox.expect, seconds=0.0)
-        if store and dependencies.limited:
-            self.limits = Limits(store, context.clock, dependencies, publish)
-        #: The budgets of retries, if a dependency has one.
-        self.budgets = Budgets(context, dependencies, publish) if dependencies.have_budget else None
         #: The dependencies of each job type.
         self.dependencies = dependencies
         self.breakers = Breakers(context, dependencies) if dependencies else None
+        self.holds = self.breakers.known if self.breakers else None
+        if store and not self.holds:
+            self.holds = KnownHolds(store.documents, context.clock, dependencies)
+        #: The limits of dependencies: those that they have, or that an operator gives them.
+        self.limits = None
+        publish = partial(self.outbox.expect, seconds=0.0)
+        if store and dependencies and self.holds:
+            self.limits = Limits(store, context.clock, dependencies, self.holds, publish)
+        #: The budgets of retries, if a dependency has one.
+        self.budgets = Budgets(context, dependencies, publish) if dependencies.have_budget else None
         self.storing = Storing(context, self.reservations, park_after)
         self.settling = Settling(
             *(context, self.reservations, self.storing, self.limits, reservation, park_after), self.breakers
         )
         self.carrying = Carrying(context, self.storing)
-        self.holds = self.breakers.known if self.breakers else None
-        if store and not self.holds:
-            self.holds = KnownHolds(store.documents, context.clock, dependencies)
         #: Of the store or the broker: all threads of a worker tell of it in one line.
         self.outage = Outage()
         #: Whether nobody needs to know that a job has begun.

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Protocol
@@ -37,8 +37,8 @@ from .turns import Turns
 
 logger = logging.getLogger("ojs_bridge")
 
-#: The kind of the documents that are holds.
-KIND = "hold"
+#: The kind of the documents that are holds, and how the ids of operators' limits begin.
+KIND, LIMIT = "hold", "limit:"
 #: The time of the document of a hold that has no end: it is never old.
 ON = datetime.max.replace(microsecond=0)
 #: For how long a process trusts what it has read, and how long a thread waits for the first reading, in
@@ -122,6 +122,8 @@ class KnownHolds:
         self._dependencies, self._breakers = dependencies, breakers
         #: The holds, and those of them about the jobs of a type and a queue: both change in one step.
         self._known: tuple[Sequence[Hold], dict[tuple[str, str], Sequence[Hold]]] = ((), {})
+        #: The limits of operators by dependency; some may be over, and some hold all jobs.
+        self.limits: Mapping[str | None, Hold] = {}
         self._due = 0.0
         self._reading = threading.Lock()
 
@@ -130,12 +132,7 @@ class KnownHolds:
 
         While the store is away, the holds are those that were read last.
         """
-        # One thread reads. At the first time the others wait for it, and later they go on with what is known.
-        if time.monotonic() >= self._due and self._reading.acquire(timeout=0 if self._due else FIRST_SECONDS):
-            try:
-                self._read()
-            finally:
-                self._reading.release()
+        self.refresh()
         kind, (known, by_kind) = (job.type, job.queue), self._known
         if (holds := by_kind.get(kind)) is None:
             names = self._dependencies.names_of(job.type)
@@ -148,6 +145,15 @@ class KnownHolds:
         if breakers is None or not all(hold.lets_probe(now) for hold in on):
             return next((hold for hold in on if breakers is None or not hold.lets_probe(now)), None)
         return next((hold for hold in on if not breakers.lets_through(hold, job)), None)
+
+    def refresh(self) -> None:
+        """Read the holds if that is due; never raises."""
+        # One thread reads. At the first time the others wait for it, and later they go on with what is known.
+        if time.monotonic() >= self._due and self._reading.acquire(timeout=0 if self._due else FIRST_SECONDS):
+            try:
+                self._read()
+            finally:
+                self._reading.release()
 
     def decision(self, hold: Hold, job: Job) -> SnoozeUntil:
         """Return until when a job waits that a hold keeps from its begin."""
@@ -168,6 +174,7 @@ class KnownHolds:
         else:
             if known != self._known[0]:
                 self._known = known, {}
+                self.limits = {hold.dependency: hold for hold in known if hold.id.startswith(LIMIT)}
         self._due = time.monotonic() + FRESH
 
 
@@ -241,10 +248,11 @@ class Releaser:
         """Tell the log which holds are new, and which are over."""
         for hold in on.values():
             if hold.id not in self._told:
-                logger.warning("holds %s: %s", hold.of, hold.reason)
+                logger.warning("%s %s: %s", "limits" if hold.is_limit else "holds", hold.of, hold.reason)
         for hold in self._told.values():
             if hold.id not in on:
-                logger.warning("holds %s no more: %s", hold.of, hold.reason)
+                does = "limits" if hold.is_limit else "holds"
+                logger.warning("%s %s no more: %s", does, hold.of, hold.reason)
         self._told = on
 
     def look(self, holds: Sequence[Hold], now: datetime) -> int:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TypeAlias
 
 from ..errors import StoreError
-from ..rules.decision import SnoozeUntil, until_turn
+from ..rules.decision import SnoozeUntil, later, until_turn
 from ..rules.dependencies import Dependencies, Dependency
 from ..rules.holds import ASK_AGAIN
 from ..rules.job import Job
-from ..rules.rates import Pace
+from ..rules.rates import Pace, every_of
 from ..store import Document, Filter, Parked, Reservation, Store, next_of
+from .holds import RELEASE_SECONDS, KnownHolds
+from .scheduler import once_a_period
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -28,6 +31,8 @@ WAIT, LOOKS, LOOKS_AT = 200, 100, 1000
 #: For how long the store keeps what is known of a limit after its last use. No job runs for as long as
 #: LONGEST.
 KEPT, LONGEST = timedelta(hours=1), timedelta(days=30)
+#: How often a worker of the fleet looks at the turns of a rate.
+LOOK = timedelta(seconds=RELEASE_SECONDS)
 #: Returns the value of an argument of a job by its name.
 Argument: TypeAlias = Callable[[str], object]
 #: The jobs that have a slot: their reservations, and since when.
@@ -44,9 +49,10 @@ class Limits:
         store: Store,
         clock: Callable[[], datetime],
         dependencies: Dependencies,
+        known: KnownHolds,
         publish: Callable[[Parked], object],
     ) -> None:
-        self._store, self._clock, self._dependencies = store, clock, dependencies
+        self._store, self._clock, self._dependencies, self._known = store, clock, dependencies, known
         #: Has a held job published now.
         self._publish = publish
         #: The slots that the runs of this process have.
@@ -57,28 +63,39 @@ class Limits:
         # A job that waits for a slot has had its turns up to there.
         waits_for = job.turn if job.turn.startswith(f"{SLOTS}:") else ""
         for dependency in self._dependencies.of_type(job.type):
-            if not dependency.is_limited:
+            every, most = self._limit(dependency)
+            if not (every or most):
                 continue
             name = said = dependency.name
             if dependency.key:
-                # Nobody but the job is to have the argument, which may be a secret.
-                value = hashlib.sha256(repr(argument(dependency.key)).encode("utf-8", "replace")).hexdigest()
-                name, said = f"{name}:{value[:16]}", f"{name} by {dependency.key}"
+                name, said = _part(name, repr(argument(dependency.key))), f"{name} by {dependency.key}"
             turn = f"{RATE}:{name}"
-            if dependency.every and not waits_for:
-                at = self._turn(name, dependency.every, has_turn=job.turn == turn)
+            if every and not waits_for:
+                at = self._turn(name, every, has_turn=job.turn == turn)
                 if at is not None:
                     self.release(job, reservation)
                     return self._until(job, at, turn, f"the rate of {said}: its turn is at {at:%H:%M:%S} UTC")
             if waits_for == f"{SLOTS}:{name}":
                 waits_for = ""
-            if dependency.concurrency and reservation:
-                if not self._has_slot(name, dependency.concurrency, job, reservation):
+            if most and reservation:
+                if not self._has_slot(name, most, job, reservation):
                     self.release(job, reservation)
-                    text = f"the slots of {said}: all {dependency.concurrency} are taken"
+                    text = f"the slots of {said}: all {most} are taken"
                     return self._until(job, self._clock() + ASK_AGAIN, f"{SLOTS}:{name}", text)
                 self._mine.setdefault(reservation, []).append((name, dependency))
         return None
+
+    def _limit(self, dependency: Dependency) -> tuple[timedelta | None, int | None]:
+        """Return in which length of time one job begins, and how many run at a time; None for any number.
+
+        The limit of an operator counts in the place of the dependency's own.
+        """
+        every, most = dependency.every, dependency.concurrency
+        hold = self._known.limits.get(dependency.name) if self._known.limits else None
+        if hold and hold.is_limit and hold.is_on(self._clock()):
+            every = every if hold.limit_rate is None else every_of(hold.limit_rate)
+            most = most if hold.limit_concurrency is None else hold.limit_concurrency
+        return every, most
 
     def release(self, job: Job, reservation: Reservation | None) -> None:
         """Give the slots of a run that has ended to the jobs that wait for them; never raises."""
@@ -88,7 +105,7 @@ class Limits:
         if slots is None:
             # Another process has begun it.
             of_type = self._dependencies.of_type(job.type)
-            slots = [(one.name, one) for one in of_type if one.concurrency and not one.key]
+            slots = [(one.name, one) for one in of_type if self._limit(one)[1] and not one.key]
         for name, dependency in slots:
             try:
                 self._give(name, dependency, ended=reservation)
@@ -96,31 +113,47 @@ class Limits:
                 logger.debug("a slot of %s is free, and nobody is told: %r", name, error)
 
     def wake(self) -> None:
-        """Give free slots to jobs that wait for them: a worker may have died; take turns back.
+        """Give free slots to jobs that wait for them: a worker may have died; bring turns forward.
 
         Raises StoreError.
         """
-        for dependency in self._dependencies.limited:
-            if dependency.concurrency:
-                names = dict.fromkeys(name for _, name in self._waiting(dependency))
-                for name in names:
-                    while self._give(name, dependency):
-                        pass
-        if any(dependency.every for dependency in self._dependencies.limited):
-            self._take_back()
+        self._known.refresh()
+        operators = self._known.limits
+        its = [one for one in self._dependencies.by_name.values() if one.is_limited or one.name in operators]
+        for dependency in its:
+            if not self._limit(dependency)[1]:
+                if dependency.name in operators:
+                    self._let_go(dependency)
+                continue
+            turns = dict.fromkeys(turn for _, turn in self._waiting(dependency))
+            for kind, _, name in (turn.partition(":") for turn in turns):
+                while kind == SLOTS and self._give(name, dependency):
+                    pass
+        by_name, soon = {one.name: one for one in its}, self._clock() + GIVEN
+        for known in self._store.documents.list(RATE, limit=LOOKS, cursor=None).documents if its else ():
+            one = by_name.get(known.id) or by_name.get(known.id.rpartition(":")[0])
+            if one and known.at > soon:
+                bring = partial(self._bring_forward, known, one)
+                once_a_period(self._store.reservations, f"turns:{known.id}", LOOK, self._clock, bring)
 
-    def _take_back(self) -> None:
-        """Take turns back for which no job waits any more: jobs were cancelled."""
-        documents, soon = self._store.documents, self._clock() + GIVEN
-        known = [one for one in documents.list(RATE, limit=LOOKS, cursor=None).documents if one.at > soon]
-        held = self._store.parked.list(Filter(kind="held"), limit=LOOKS, cursor=None) if known else None
-        if held and held.next_cursor is None:
-            turns = {job.state.get("turn") for job in held.jobs}
-            for one in known:
-                if f"{RATE}:{one.id}" not in turns:
-                    begun = one.body["begun"]
-                    at, body = datetime.fromisoformat(begun), {"begun": begun, "planned": begun}
-                    documents.write(next_of(one, RATE, one.id, at, body))
+    def _let_go(self, dependency: Dependency) -> None:
+        """Make the jobs due that wait for slots of which there are any number again."""
+        for job, turn in list(self._waiting(dependency)):
+            if turn.startswith(f"{SLOTS}:"):
+                self._store.parked.reschedule(job, job.parked_at)
+
+    def _bring_forward(self, known: Document, dependency: Dependency) -> None:
+        """Bring turns forward that are farther apart than the rate: it has grown, or jobs were cancelled."""
+        now, every = self._clock(), self._limit(dependency)[0] or timedelta(milliseconds=1)
+        pace, looked = _pace(known, now, every).at_rate(now, every), list(self._waiting(dependency))
+        waiting = {job.id: job for job, turn in looked if turn == f"{RATE}:{known.id}"}
+        at = max(pace.begun, now)
+        for job in sorted(waiting.values(), key=lambda job: job.next_retry_at):
+            if job.next_retry_at > at + GIVEN:
+                self._store.parked.reschedule(job, later(at, 0))
+            at += every
+        if len(looked) < LOOKS_AT and at < known.at - GIVEN:
+            self._write_pace(known.id, pace._replace(planned=at), known)
 
     def forget(self) -> None:
         """Delete what is known of limits that nobody has used for long; raises StoreError."""
@@ -133,13 +166,14 @@ class Limits:
     def _turn(self, name: str, every: timedelta, *, has_turn: bool) -> datetime | None:
         while True:
             known, now = self._store.documents.get(RATE, name), self._clock()
-            pace = Pace(now, now)
-            if known:
-                pace = Pace(*(datetime.fromisoformat(known.body[field]) for field in Pace._fields))
-            pace, turn = pace.next(now, every, has_turn=has_turn)
-            body = {field: at.isoformat() for field, at in pace._asdict().items()}
-            if self._store.documents.write(next_of(known, RATE, name, max(pace), body)):
+            pace, turn = _pace(known, now, every).at_rate(now, every).next(now, has_turn=has_turn)
+            if self._write_pace(name, pace, known):
                 return turn
+
+    def _write_pace(self, name: str, pace: Pace, known: Document | None) -> bool:
+        begun, planned = pace.begun.isoformat(), pace.planned.isoformat()
+        body = {"begun": begun, "planned": planned, "every": pace.every.total_seconds()}
+        return self._store.documents.write(next_of(known, RATE, name, max(pace.begun, pace.planned), body))
 
     def _has_slot(self, name: str, most: int, job: Job, reservation: Reservation) -> bool:
         while True:
@@ -151,7 +185,7 @@ class Limits:
             # Else others may have counted it as free before this job had reserved its attempt.
             taken.pop(reservation, None)
             if len(taken) >= most:
-                taken = self._live(taken, now)
+                taken = _live(self._store, taken, now)
             has_it = len(taken) < most
             if has_it:
                 taken = {**taken, reservation: now}
@@ -170,9 +204,9 @@ class Limits:
             taken, waits = _read(known)
             if ended and ended not in taken:
                 return False
-            taken = self._live({held: at for held, at in taken.items() if held != ended}, now)
+            taken = _live(self._store, {held: at for held, at in taken.items() if held != ended}, now)
             following = None
-            if len(taken) < (dependency.concurrency or 0):
+            if len(taken) < (self._limit(dependency)[1] or 0):
                 following, waits = self._next(name, dependency, taken, waits)
             if following is not None:
                 taken = {**taken, Reservation(following.key, following.fence): now}
@@ -196,28 +230,23 @@ class Limits:
             # It may have been cancelled, or have another chain.
             if parked and (parked.key, parked.fence) == its:
                 return parked, left
-        others = (job for job, its_name in self._waiting(dependency) if its_name == name)
+        others = (job for job, turn in self._waiting(dependency) if turn == f"{SLOTS}:{name}")
         return next((job for job in others if Reservation(job.key, job.fence) not in taken), None), left
 
-    def _live(self, taken: Taken, now: datetime) -> dict[Reservation, datetime]:
-        """Return the slots whose jobs are under way, or were just given one."""
-        under_way = {*self._store.reservations.under_way([*taken], now=now)}
-        return {held: at for held, at in taken.items() if held in under_way or now - at < GIVEN}
-
     def _waiting(self, dependency: Dependency) -> Iterator[tuple[Parked, str]]:
-        """Yield held jobs that wait for slots of a dependency, by type in the order of their time.
+        """Yield held jobs that need a dependency, by type in the order of their time.
 
-        Each comes with the name of its slots.
+        Each comes with the slots or the rate of it that it waits for, if it does.
         """
         for pattern in self._dependencies.jobs_of(dependency.name):
             where, cursor = Filter(type=pattern, kind="held"), None
             for _ in range(LOOKS_AT // LOOKS):
                 page = self._store.parked.list(where, limit=LOOKS, cursor=cursor)
                 for job in page.jobs:
-                    kind, _, name = str(job.state.get("turn", "")).partition(":")
+                    turn = str(job.state.get("turn", ""))
+                    name = turn.partition(":")[2]
                     own = name.rpartition(":")[0] if dependency.key else name
-                    if kind == SLOTS and own == dependency.name:
-                        yield job, name
+                    yield job, turn if own == dependency.name else ""
                 cursor = page.next_cursor
                 if cursor is None:
                     break
@@ -229,6 +258,47 @@ class Limits:
         }
         at = self._clock() + (LONGEST if taken else timedelta())
         return self._store.documents.write(next_of(known, SLOTS, name, at, body))
+
+
+def parts_of(name: str, value: str) -> Sequence[str]:
+    """Return the names that the limit of a value of an argument may have: of a text, or of anything else."""
+    return _part(name, repr(value)), _part(name, value)
+
+
+def use_of(
+    store: Store, names: Sequence[str], now: datetime, *, with_values: bool
+) -> tuple[int, datetime | None]:
+    """Return how many runs have a slot of a limit, and until when its turns are given out, if it has any.
+
+    It has one of some names. With the values of its argument, the number is that of all, and no turn is
+    known. Raises StoreError.
+    """
+    documents = store.documents
+    slots = [found for name in names if (found := documents.get(SLOTS, name))]
+    rates = [found for name in names if (found := documents.get(RATE, name))]
+    if with_values:
+        page = documents.list(SLOTS, limit=LOOKS_AT, cursor=None).documents
+        slots, rates = [one for one in page if one.id.rpartition(":")[0] in names], []
+    taken = {held: at for one in slots for held, at in _read(one)[0].items()}
+    return len(_live(store, taken, now)), max((one.at for one in rates), default=None)
+
+
+def _part(name: str, value: str) -> str:
+    # Nobody but the job is to have the argument, which may be a secret.
+    return f"{name}:{hashlib.sha256(value.encode('utf-8', 'replace')).hexdigest()[:16]}"
+
+
+def _live(store: Store, taken: Taken, now: datetime) -> dict[Reservation, datetime]:
+    """Return the slots whose jobs are under way, or were just given one."""
+    under_way = {*store.reservations.under_way([*taken], now=now)}
+    return {held: at for held, at in taken.items() if held in under_way or now - at < GIVEN}
+
+
+def _pace(known: Document | None, now: datetime, every: timedelta) -> Pace:
+    if known is None:
+        return Pace(now, now, every)
+    begun, planned = (datetime.fromisoformat(known.body[field]) for field in ("begun", "planned"))
+    return Pace(begun, planned, timedelta(seconds=known.body["every"]))
 
 
 def _read(known: Document | None) -> tuple[Taken, Waits]:

@@ -28,7 +28,7 @@ from . import shapes
 from .admin import ADMIN, FLEET, MANIFEST, Admin, Fleet
 from .answers import JSON_TYPES, Answer, Refusal, raise_refusal
 from .guarding import Access, Door, Guard, UserOf, access_at, tokens_of
-from .holds import HOLDS, Holds
+from .holds import HOLDS, LIMITS, Holds, RateLimits
 from .letters import LETTERS, WAITING, Letters, Waiting
 from .operations import OPERATIONS, Operations
 from .requests import Asked
@@ -38,6 +38,8 @@ Schema: TypeAlias = dict[str, Any]
 Mode: TypeAlias = Literal["validation", "serialization"]
 
 BASE = "/ojs/v1"
+#: The methods whose requests have a body. That of a DELETE has no meaning to OpenAPI.
+BODIES = ("POST", "PUT")
 ERRORS = {
     "400": "The request is wrong; without `confirm` its details have how many are matched",
     "401": "A token is needed",
@@ -152,6 +154,7 @@ def guarded(bridge: Bridge, access: Access) -> Starlette:
         *(operation.route(letters) for operation in LETTERS),
         *(operation.route(waiting) for operation in WAITING),
         *(operation.route(Holds(bridge)) for operation in HOLDS),
+        *(operation.route(RateLimits(bridge)) for operation in LIMITS),
         *(operation.route(operations) for operation in OPERATIONS),
         *(operation.route(Fleet(bridge)) for operation in FLEET),
         *(operation.route(admin) for operation in ADMIN),
@@ -225,10 +228,10 @@ def document(root: str = "") -> Schema:
 @cache
 def _described() -> tuple[Schema, Schema]:
     """Return the paths, and the schemas that they refer to."""
-    operations = [*LETTERS, *WAITING, *HOLDS, *OPERATIONS, *FLEET, *ADMIN, *MANIFEST]
+    operations = [*LETTERS, *WAITING, *HOLDS, *LIMITS, *OPERATIONS, *FLEET, *ADMIN, *MANIFEST]
     shapes_of: list[tuple[Any, Mode]] = [(operation.answer, "serialization") for operation in operations]
     shapes_of += [
-        (operation.model("body"), "validation") for operation in operations if operation.method == "POST"
+        (operation.model("body"), "validation") for operation in operations if operation.method in BODIES
     ]
     references, definitions = TypeAdapter.json_schemas(
         [(shape, mode, TypeAdapter(shape)) for shape, mode in {*shapes_of, (shapes.Error, "serialization")}],
@@ -257,8 +260,7 @@ def _operation(operation: Operation, shape_of: Mapping[Any, Schema]) -> Schema:
     }
     if operation.empty:
         described["responses"] = {"204": {"description": "Done"}, **responses}
-    if operation.method == "POST":
-        # A DELETE may have a body, too, but to OpenAPI it has no meaning.
+    if operation.method in BODIES:
         described["requestBody"] = _body(operation.model("body"), shape_of)
     return described
 

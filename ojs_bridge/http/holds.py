@@ -1,4 +1,4 @@
-"""The routes of holds: pauses of job types, queues and error types (a queue: spec http 11.3, adm 6.3)."""
+"""The routes of holds and limits (pauses of queues: spec http 11.3, adm 6.3; limits: rl 10)."""
 
 from __future__ import annotations
 
@@ -6,16 +6,67 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
 
+from typing_extensions import TypedDict
+
 from ..bridge import Bridge
-from ..errors import HoldNotFound
+from ..errors import ConfigurationError, HoldNotFound
 from ..operations.holds import Shown
 from ..rules.job import format_time
 from . import shapes
+from .admin import AdminPagination
 from .answers import invalid, not_found
-from .requests import Pause, PauseQueue, Resume
+from .requests import LimitBody, Numbered, Pause, PauseQueue, Resume
 from .routes import Operation, answers
 
 HOLDS: list[Operation] = []
+LIMITS: list[Operation] = []
+
+
+class Slots(TypedDict):
+    """How many jobs may run at a time, and do, and how many more may: null where each value has its own."""
+
+    limit: shapes.Count
+    active: shapes.Count
+    available: shapes.Count | None
+
+
+class RateState(TypedDict):
+    """So many jobs begin in a period, evenly spaced. Turns are given out until `next_allowed_at`."""
+
+    limit: shapes.Count
+    period: str
+    next_allowed_at: shapes.Time | None
+
+
+class Override(TypedDict):
+    """The limit of an operator: who has set it, why, and until when; `resume` of its `id` takes it back."""
+
+    id: str
+    by: str
+    why: str
+    since: shapes.Time
+    expires_at: shapes.Time | None
+
+
+class RateLimit(TypedDict):
+    """The limit of a dependency as it is now (rl 10.1), and how many held jobs need it.
+
+    With an `argument` each value of it has this limit. `override` says that it is an operator's.
+    """
+
+    key: str
+    concurrency: Slots | None
+    rate: RateState | None
+    argument: str | None
+    waiting_count: shapes.Count
+    override: Override | None
+
+
+class RateLimitsPage(TypedDict):
+    """A numbered page of limits."""
+
+    items: list[RateLimit]
+    pagination: AdminPagination
 
 
 class Holds:
@@ -86,14 +137,48 @@ class Holds:
         }
 
 
+class RateLimits:
+    """Serves the limits of a bridge."""
+
+    resource = "rate_limit"
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+
+    @answers(LIMITS, "GET", "/rate-limits")
+    def all(self, query: Numbered) -> RateLimitsPage:
+        """List the limits of dependencies."""
+        found = self._bridge.limits.list()
+        page = found[query.offset : query.offset + query.per_page]
+        pagination: AdminPagination = {"total": len(found), "page": query.page, "per_page": query.per_page}
+        return {"items": [cast(RateLimit, one.to_ojs()) for one in page], "pagination": pagination}
+
+    @answers(LIMITS, "GET", "/rate-limits/{id}")
+    def get(self, job_id: str) -> RateLimit:
+        """Get the limit of a dependency, or by name:value that of a value of its argument."""
+        return cast(RateLimit, self._bridge.limits.get(job_id).to_ojs())
+
+    @answers(LIMITS, "PUT", "/rate-limits/{id}")
+    def set(self, job_id: str, body: LimitBody) -> RateLimit:
+        """Limit the jobs of a dependency until a time; a concurrency of 0 holds them."""
+        with _refused(until="expires_at"):
+            self._bridge.limit(
+                job_id, rate=body.per_second, concurrency=body.concurrency, until=body.expires_at
+            )
+        return self.get(job_id)
+
+
 def _shown(hold: Shown) -> shapes.Hold:
     return cast(shapes.Hold, hold.to_ojs())
 
 
 @contextmanager
-def _refused() -> Iterator[None]:
-    """Refuse what is no pause: its field, the value and the rule."""
+def _refused(until: str = "until") -> Iterator[None]:
+    """Refuse what is no pause, and no limit: its field, the value and the rule.
+
+    The field `until` may have another name.
+    """
     try:
         yield
-    except ValueError as error:
-        raise invalid(str(error)) from None
+    except (ValueError, ConfigurationError) as error:
+        raise invalid(str(error).replace("until:", f"{until}:", 1)) from None

@@ -54,6 +54,17 @@ def _age(given: object) -> datetime | timedelta:
     raise ValueError("must be an age such as 7d, 24h or P7D, or a time such as 2026-11-21T10:00:00Z")
 
 
+def _period(given: object) -> timedelta:
+    if isinstance(given, str) and (length := parse_duration(given)):
+        return length
+    raise ValueError("must be an ISO 8601 duration that is not zero, such as PT1M")
+
+
+def _whole(given: object) -> object:
+    """Return a number such as 5.0, which JSON Schema takes for an integer, as one."""
+    return int(given) if isinstance(given, float) and given.is_integer() else given
+
+
 def _finite(value: object) -> object:
     json.dumps(value, allow_nan=False)
     return value
@@ -264,6 +275,33 @@ class Resume(Change):
     """The end of a pause, whose jobs go on at once, or so many a second."""
 
     rate: Rate | None = None
+
+
+class RateBody(Asked):
+    """A rate: so many jobs begin in a period, evenly spaced."""
+
+    limit: Annotated[int, Field(ge=1, le=1_000_000_000), BeforeValidator(_whole)]
+    period: Annotated[
+        timedelta, BeforeValidator(_period), WithJsonSchema({"type": "string", "pattern": DURATION})
+    ]
+
+
+class LimitBody(Change):
+    """A limit in the place of a dependency's own; what it leaves out stays as it is.
+
+    Rates and throttles are one thing here: evenly spaced. Of both the slower one counts.
+    """
+
+    concurrency: Annotated[int, Field(ge=0, le=1_000_000_000), BeforeValidator(_whole)] | None = None
+    rate: RateBody | None = None
+    throttle: RateBody | None = None
+    expires_at: Time | None = None
+
+    @property
+    def per_second(self) -> float | None:
+        """The rate in jobs a second."""
+        rates = (one.limit / one.period.total_seconds() for one in (self.rate, self.throttle) if one)
+        return min(rates, default=None)
 
 
 class MarkBody(Change):

@@ -344,7 +344,8 @@ class Hold(TypedDict):
     """A hold, and how many jobs of its type and its queue are held, by it or by another hold.
 
     `by` is the operator, `why` what the operator said. `rate` is how the jobs go on, in jobs a second. A hold
-    of a dependency is about the types `jobs`; from `probe_at` on a breaker lets `probes` through.
+    of a dependency is about the types `jobs`; from `probe_at` on a breaker lets `probes` through. With a
+    `limit_rate` or a `limit_concurrency` above 0 it limits jobs.
     """
 
     id: str
@@ -362,6 +363,8 @@ class Hold(TypedDict):
     jobs: list[str]
     probe_at: Time | None
     probes: Count
+    limit_rate: str | float | None
+    limit_concurrency: Count | None
     held: Count
 
 

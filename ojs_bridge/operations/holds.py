@@ -38,7 +38,7 @@ class Holds:
     def __init__(self, context: Context, known: holds.KnownHolds | None, dependencies: Dependencies) -> None:
         self._context, self._dependencies = context, dependencies
         self._known = known
-        self._audit = Audit(context)
+        self.audit = Audit(context)
 
     def list(self) -> Sequence[Shown]:
         """Return the holds that are on, the oldest first."""
@@ -85,19 +85,20 @@ class Holds:
         if dependency is not None and self._dependencies and dependency not in self._dependencies.by_name:
             known = ", ".join(self._dependencies.by_name)
             raise ValueError(f"dependency: {dependency!r:.100} is not the name of one; there are: {known}")
-        if until is not None and due_from(until) <= now:
+        ends = None if until is None else due_from(until, "until")
+        if ends and ends <= now:
             raise ValueError(f"until: {until} is in the past")
         actor = Actor.current()
         by, why = actor.name, reason or actor.reason
         id_ = f"pause:{','.join(f'{name}={text}' for name, text in said.items())}"
         of = f"the pause of {by} since {format_time(now)}{f' ({why})' if why else ''}"
-        hold = Hold(id_, of, now, by, why, type, queue, error_type, until and due_from(until))
+        hold = Hold(id_, of, now, by, why, type, queue, error_type, ends)
         if dependency in self._dependencies.by_name:
             hold = replace(hold, jobs=self._dependencies.jobs_of(dependency))
         hold = replace(hold, dependency=dependency)
-        ends = hold.until and format_time(hold.until)
-        with acting(replace(actor, reason=why)), self._audit.recording("hold.pause", hold=id_, until=ends):
-            self._write(documents, hold)
+        told = ends and format_time(ends)
+        with acting(replace(actor, reason=why)), self.audit.recording("hold.pause", hold=id_, until=told):
+            self.write(documents, hold)
         self._tell(hold)
         return hold
 
@@ -132,12 +133,13 @@ class Holds:
             on = ", ".join(shown.hold.id for shown in self.list()) or "none"
             raise HoldNotFound(f"there is no pause of {what}; there are: {on}")
         ended = replace(hold, ended_at=now, rate=pace)
-        with self._audit.recording("hold.resume", hold=hold.id, rate=rate):
-            self._write(documents, ended)
+        with self.audit.recording("hold.resume", hold=hold.id, rate=rate):
+            self.write(documents, ended)
         self._tell(ended)
         return ended
 
-    def _write(self, documents: Documents, hold: Hold) -> None:
+    def write(self, documents: Documents, hold: Hold) -> None:
+        """Write a hold in place of an earlier one of its id; raises StoreError."""
         holds.write(documents, hold)
         if self._known:
             self._known.forget()

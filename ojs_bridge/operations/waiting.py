@@ -244,14 +244,14 @@ def _gone(parked: Parked) -> JobNotFound:
     return JobNotFound(f"{WORDS[parked.kind][0]} {parked.id!r} is being published, or is gone")
 
 
-def due_from(at: datetime) -> datetime:
-    """Return the time to which a job is moved, in whole milliseconds; raises ValueError."""
+def due_from(at: datetime, field: str = "at") -> datetime:
+    """Return a time that a user names, in whole milliseconds; raises ValueError that names the field."""
     if not (isinstance(at, datetime) and at.tzinfo):
-        raise ValueError(f"at: {at!r} must be a time with a zone")
+        raise ValueError(f"{field}: {at!r} must be a time with a zone")
     try:
         return later(at.astimezone(timezone.utc), 0)
     except OverflowError:
-        raise ValueError(f"at: {at} must be in the years 1 to 9999 of UTC") from None
+        raise ValueError(f"{field}: {at} must be in the years 1 to 9999 of UTC") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from .breaker import Breaker
 from .decision import EXPIRED, Complete, DeadLettered, Decision, Discarded, RetryAt
 from .failures import TIMEOUT, VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
 from .notations import check_pattern, matches, rate_at
+from .rates import every_of
 
 #: The `ojs_depends` of a task or an actor: the name of a dependency, or several.
 DependsLike: TypeAlias = "str | Sequence[str] | None"
@@ -90,7 +91,7 @@ class Dependency:
     @property
     def every(self) -> timedelta | None:
         """The length of time in which one job begins, by its rate; None without a rate."""
-        return None if self.rate is None else timedelta(seconds=1 / rate_at("rate", self.rate))
+        return None if self.rate is None else every_of(self.rate)
 
     def has_error(self, error_type: str) -> bool:
         """Return whether an error type is one of its errors."""

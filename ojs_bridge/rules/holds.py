@@ -30,6 +30,9 @@ class Hold:
 
     A hold of a `dependency` is about the jobs that need it: those of the types `jobs`, patterns, and those of
     which a process knows it. From `probe_at` on it lets so many `probes` through.
+
+    With a `limit_rate` or a `limit_concurrency` it keeps no job from its begin: these count in the place of
+    the dependency's own. With a concurrency of 0 it holds them all.
     """
 
     id: str
@@ -47,6 +50,8 @@ class Hold:
     jobs: tuple[str, ...] = ()
     probe_at: datetime | None = None
     probes: int = 0
+    limit_rate: str | float | None = None
+    limit_concurrency: int | None = None
 
     def __post_init__(self) -> None:
         check_pattern("type", self.type)
@@ -55,6 +60,13 @@ class Hold:
             raise ValueError(f"queue: {self.queue!r} must be the name of a queue")
         if len(self.why) > MAX_WHY:
             raise ValueError(f"reason: {len(self.why):,} characters; there may be {MAX_WHY:,} at most")
+
+    @property
+    def is_limit(self) -> bool:
+        """Whether it limits jobs, and holds none."""
+        return bool(self.limit_concurrency) or (
+            self.limit_concurrency is None and self.limit_rate is not None
+        )
 
     @property
     def of(self) -> str:
@@ -75,10 +87,12 @@ class Hold:
         return f"still on after {spoken(age.total_seconds())}" if self.is_on(now) and age > LONG else ""
 
     def covers(self, type_: str, queue: str, depends: Collection[str] = ()) -> bool:
-        """Return whether it is about the jobs of a type and a queue, some of them at the least.
+        """Return whether it holds the jobs of a type and a queue, some of them at the least.
 
         `depends` names the dependencies that the type is known to have.
         """
+        if self.is_limit:
+            return False
         is_of = self.dependency is None or self.dependency in depends
         is_of = is_of or any(matches(type_, pattern) for pattern in self.jobs)
         return is_of and self.queue in (None, queue) and (self.type is None or matches(type_, self.type))
@@ -111,7 +125,7 @@ class Hold:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that are set, with times as texts."""
-        return {name: value for name, value in self.to_ojs().items() if value not in (None, "", (), 0)}
+        return {name: value for name, value in self.to_ojs().items() if value not in (None, "", ())}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Hold:

@@ -111,6 +111,14 @@ def rate_at(place: str, value: object) -> float:
     return rate
 
 
+def per_period(rate: float) -> tuple[int, str]:
+    """Return a rate in a second as a number, and the duration in which so many begin."""
+    for seconds, period in ((1, "PT1S"), (60, "PT1M"), (3600, "PT1H")):
+        if (number := round(rate * seconds)) and abs(number - rate * seconds) < number / 1_000_000:
+            return number, period
+    return 1, format_duration(timedelta(seconds=1 / rate))
+
+
 def spoken(seconds: float) -> str:
     """Return a length of time for people: 0.5 s, 1 min 30 s, 2 h, 1 d 4 h."""
     if seconds < 60:  # noqa: PLR2004 - a minute

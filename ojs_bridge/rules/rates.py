@@ -5,31 +5,47 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from .notations import rate_at
+
 #: How far begins may run ahead of an even pace. Jobs with a turn may run ahead by one: else the turn of a job
 #: that comes late would be lost.
 TOLERANCE = timedelta(seconds=0.1)
 
 
+def every_of(rate: str | float) -> timedelta:
+    """Return the length of time in which one job begins at a rate; raises ConfigurationError."""
+    return timedelta(seconds=1 / rate_at("rate", rate))
+
+
 class Pace(NamedTuple):
     """What a fleet knows of a rate: until when begins are accounted for, and until when turns are given out.
 
-    A job that may not begin at once gets a turn, and waits for it.
+    A job that may not begin at once gets a turn, and waits for it. One job begins in each length of time
+    `every`.
     """
 
     begun: datetime
     planned: datetime
+    every: timedelta
 
-    def next(
-        self, now: datetime, every: timedelta, *, has_turn: bool = False
-    ) -> tuple[Pace, datetime | None]:
+    def at_rate(self, now: datetime, every: timedelta) -> Pace:
+        """Return the pace at another rate: what lies ahead takes so much more time, or so much less."""
+        if every == self.every:
+            return self
+        begun, planned = (
+            now + (at - now) * (every / self.every) if at > now else at for at in (self.begun, self.planned)
+        )
+        return Pace(begun, planned, every)
+
+    def next(self, now: datetime, *, has_turn: bool = False) -> tuple[Pace, datetime | None]:
         """Return the pace after a job that wants to begin now, and its turn; None if it may begin at once.
 
-        One job begins in each length of time `every`. A job that `has_turn`, and comes to it, goes before
-        those that have none. If several come late and together, each but the first gets another turn.
+        A job that `has_turn`, and comes to it, goes before those that have none. If several come late and
+        together, each but the first gets another turn.
         """
-        free = max(self.begun, now)
+        free, every = max(self.begun, now), self.every
         ahead = max(every, TOLERANCE) if has_turn else TOLERANCE
         if free - now <= ahead and (has_turn or self.planned - now <= TOLERANCE):
-            return Pace(free + every, max(self.planned, free + every)), None
+            return Pace(free + every, max(self.planned, free + every), every), None
         turn = max(self.planned, free)
-        return Pace(self.begun, turn + every), turn
+        return Pace(self.begun, turn + every, every), turn

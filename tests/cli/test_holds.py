@@ -75,6 +75,29 @@ def test_a_pause_that_may_be_forgotten_says_so(store: str) -> None:
         assert all(word in ran.out for word in ("held", "pause:type=*", "a reason"))
 
 
+def test_a_limit_is_set_listed_and_taken_back(store: str) -> None:
+    bridge = Bridge(store)
+    bridge.dead_letters.stats()
+    assert run("limits", store=store).out == "no limits\n"
+    words = ("limit", "stripe", "--concurrency", "0", "--until", "PT1H", "--reason", "the bank is down")
+    assert run(*words, store=store).out.startswith("limit:stripe: on until 20")
+    assert run("limit", "bank", "--rate", "90/m", "--json", store=store).json[0]["limit_rate"] == "90/m"
+    by_key = {one["key"]: one for one in run("limits", "--json", store=store).json}
+    stripe, bank = by_key["stripe"], by_key["bank"]
+    assert (stripe["concurrency"]["limit"], stripe["override"]["why"]) == (0, "the bank is down")
+    assert (bank["key"], bank["rate"]["limit"], bank["rate"]["period"]) == ("bank", 90, "PT1M")
+    shown = run("limits", store=store, COLUMNS="200").out
+    assert all(text in shown for text in ("0 of 0", "90 in PT1M", ": the bank is down"))
+    assert run("resume", "--id", "limit:stripe", store=store).code == 0
+    assert [one["key"] for one in run("limits", "--json", store=store).json] == ["bank"]
+    told_of = [(record.action, record.via, record.reason) for record in bridge.audit.list().records]
+    assert told_of[::-1] == [
+        ("hold.limit", "cli", "the bank is down"),
+        ("hold.limit", "cli", ""),
+        ("hold.resume", "cli", ""),
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -93,6 +116,9 @@ def test_a_pause_that_may_be_forgotten_says_so(store: str) -> None:
         (["resume", "a"], 1, "there is no pause of type 'a'; there are: pause:type=on"),
         (["resume", "--id", "a"], 1, "there is no pause of a; there are: pause:type=on"),
         (["resume", "on", "--rate", "fast"], 2, "rate: 'fast' must be a rate, such as '10/s'"),
+        (["limit", "bank"], 2, "concurrency: a limit needs a rate, a concurrency, or both"),
+        (["limit", "bank", "--rate", "fast"], 2, "rate: 'fast' must be a rate, such as '10/s'"),
+        (["limit", "bank", "--concurrency", "-1"], 2, "concurrency: -1 must be an integer of at least 0"),
         (["waiting", "list", "--kind", "all"], 2, "kind: 'all' must be one of retry, scheduled, held"),
     ],
 )

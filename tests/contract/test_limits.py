@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from tests.contract.conftest import SERVED
 from tests.contract.fleet import Fleet, attempts, end
 from tests.contract.steps import raises, sleeps
+from tests.contract.test_holds import held
 from tests.servers import eventually
 
 Made = Callable[..., Fleet]
@@ -59,6 +62,25 @@ def test_no_more_begin_than_the_rate_allows(limited: Callable[..., Fleet]) -> No
     # Of jobs that come late to their turns one more may begin.
     assert times[-1] - times[0] >= 10 / 4 - 0.35
     assert [attempts(fleet, job) for job in jobs] == [[1]] * 12
+
+
+def test_the_brake_of_an_incident_holds_all_jobs_until_it_ends(limited: Callable[..., Fleet]) -> None:
+    """Workers that run hear of it, and those that start later; then the jobs go on, and none is counted."""
+    fleet = limited(rate="100/s")
+    fleet.start().await_ready()
+    end(fleet, fleet.send("act", "ok"))
+    until = fleet.bridge.engine.now() + timedelta(seconds=12)
+    fleet.bridge.limit("stripe", concurrency=0, until=until, reason="the bank is down")
+    time.sleep(2)
+    jobs = [fleet.send("act", "ok") for _ in range(3)]
+    eventually(lambda: len(held(fleet)) == 3, what="held jobs")
+    assert "held by the limit of " in fleet.bridge.waiting.get(jobs[0]).reason
+    fleet.replace().await_ready()
+    jobs.append(fleet.send("act", "ok"))
+    for job in jobs:
+        assert end(fleet, job).type == "job.completed"
+        assert [run.at >= until.timestamp() for run in fleet.runs(job)] == [True]
+        assert attempts(fleet, job) == [1]
 
 
 def test_each_value_of_the_key_has_its_own_slots(limited: Callable[..., Fleet]) -> None:

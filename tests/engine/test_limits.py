@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from ojs_bridge import Bridge, Dependency
 from ojs_bridge.engine.limits import GIVEN, RATE, SLOTS, Limits
 from ojs_bridge.engine.runs import Admission, Held, Run
 from ojs_bridge.engine.storing import job_of_parked
-from ojs_bridge.errors import StoreError
+from ojs_bridge.errors import ConfigurationError, DependencyNotFound, StoreError
 from ojs_bridge.rules.decision import Complete
 from ojs_bridge.rules.job import Job
 from ojs_bridge.store import Parked
@@ -88,6 +89,18 @@ def waiting(bridge: Bridge, job: str) -> Parked:
 def published(bridge: Bridge, framework: str = "outbox") -> list[str]:
     """Return what a worker has published."""
     return bridge.engine.context.publishers[framework].published  # type: ignore[attr-defined, no-any-return]
+
+
+def eventually_planned(bridge: Bridge, within: timedelta) -> None:
+    """Have a worker look after the turns of the bank until the last one begins within a time."""
+
+    def is_planned() -> bool:
+        limits_of(bridge).wake()
+        assert bridge.store
+        known = bridge.store.documents.get(RATE, "bank")
+        return known is not None and known.at < bridge.engine.now() + within
+
+    eventually(is_planned, what="turns that were brought forward")
 
 
 def again(bridge: Bridge, job: str) -> Job:
@@ -185,9 +198,25 @@ def test_the_turns_of_cancelled_jobs_are_taken_back(fleet: Fleet) -> None:
     assert waiting(worker, "j-6").next_retry_at > worker.engine.now() + 5 * MINUTE
     for n in range(1, 7):
         worker.waiting.cancel(f"j-{n}")
-    limits_of(worker).wake()
+    eventually_planned(worker, 2 * MINUTE)
     assert isinstance(begin(worker, "j-7"), Held)
     assert waiting(worker, "j-7").next_retry_at < worker.engine.now() + 2 * MINUTE
+
+
+def test_turns_are_brought_forward_when_the_rate_has_grown(fleet: Fleet) -> None:
+    """Their jobs go on in their order; those that come after them wait behind them."""
+    slow, fast = Dependency("bank", jobs=["act"], rate="1/h"), Dependency("bank", jobs=["act"], rate="2/m")
+    before = fleet.worker(slow)
+    begun(before, "j-0")
+    for n in range(1, 6):
+        assert isinstance(begin(before, f"j-{n}"), Held)
+    worker, now = fleet.worker(fast), before.engine.now()
+    eventually_planned(worker, 5 * MINUTE)
+    assert isinstance(begin(worker, "j-6"), Held)
+    turns = [waiting(worker, f"j-{n}").next_retry_at - now for n in range(1, 7)]
+    for n, turn in enumerate(turns, 1):
+        assert abs(turn - n * MINUTE / 2) < 2 * GIVEN, turns
+    assert turns == sorted(turns)
 
 
 def test_a_slot_that_waits_behind_many_held_jobs_is_given(fleet: Fleet) -> None:
@@ -235,3 +264,75 @@ def test_what_the_limits_of_each_argument_leave_in_the_store_goes(
     monkeypatch.setattr(limits_of(worker), "_clock", lambda: now)
     limits_of(worker).forget()
     assert dict(worker.store.documents.count([RATE, SLOTS])) == {SLOTS: 1}
+
+
+def test_an_operator_lowers_a_concurrency_and_takes_that_back(fleet: Fleet) -> None:
+    """Runs that have a slot keep it; when it is over, the free slots are given out."""
+    worker = fleet.worker(Dependency("bank", jobs=["act"], concurrency=3))
+    runs = [begun(worker, f"j-{n}") for n in range(2)]
+    hold = worker.limit("bank", concurrency=1)
+    held = begin(worker, "j-2")
+    assert isinstance(held, Held)
+    assert held.decision.reason == "held by the slots of bank: all 1 are taken"
+    end(worker, runs[0])
+    limits_of(worker).wake()
+    assert published(worker) == []
+    worker.resume(id=hold.id)
+    limits_of(worker).wake()
+    eventually(lambda: published(worker) == ["j-2"], what="the job that waited")
+
+
+@pytest.mark.parametrize("limit", [{"concurrency": 1}, {"rate": "1/m"}])
+def test_a_limit_that_only_an_operator_has_set_lets_all_go_when_it_is_over(
+    fleet: Fleet, limit: dict[str, Any]
+) -> None:
+    """Whoever waits for a slot, or for a turn that is far off, begins, and is asked for neither."""
+    worker = fleet.worker(Dependency("bank", jobs=["act"], errors=["bank.*"]))
+    begun(worker, "j-0")
+    until = worker.engine.now() + timedelta(seconds=2)
+    worker.limit("bank", **limit, until=until, reason="the bank asks for it")
+    begun(worker, "j-1")
+    for n in range(2, 5):
+        assert isinstance(begin(worker, f"j-{n}"), Held)
+    later = [f"j-{n}" for n in range(2, 5)]
+
+    def are_due() -> bool:
+        limits_of(worker).wake()
+        return all(waiting(worker, job).next_retry_at <= worker.engine.now() for job in later)
+
+    eventually(are_due, what="jobs that are due")
+    assert worker.engine.now() >= until
+    for job in later:
+        begun(worker, again(worker, job))
+
+
+def test_a_limit_of_a_fleet_that_knows_no_dependency_is_none_of_its_jobs(fleet: Fleet) -> None:
+    """A process without dependencies may set it for workers that have them."""
+    operator, worker = fleet.worker(), fleet.worker(Dependency("bank", jobs=["act"], rate="9/s"))
+    operator.limit("bank", concurrency=0)
+    begun(operator, "j-0")
+    held = begin(worker, "j-1")
+    assert isinstance(held, Held)
+    assert held.decision.hold == "limit:bank"
+    assert [state.key for state in operator.limits.list()] == ["bank"]
+    with pytest.raises(DependencyNotFound, match="'x' is not the name of a dependency; there are: bank"):
+        worker.limit("x", concurrency=0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ({}, "concurrency: a limit needs a rate, a concurrency, or both"),
+        ({"concurrency": -1}, "concurrency: -1 must be an integer of at least 0"),
+        ({"concurrency": True}, "concurrency: True must be an integer of at least 0"),
+        ({"rate": "fast"}, "rate: 'fast' must be a rate, such as '10/s', '100/m' or '5/h'"),
+        ({"rate": "1/s", "until": datetime(2020, 1, 1, tzinfo=timezone.utc)}, "until: 2020-01-01"),
+        ({"rate": "1/s", "until": "soon"}, "until: 'soon' must be a time with a zone"),
+        ({"rate": "1/s", "reason": "x" * 1001}, "reason: 1,001 characters; there may be 1,000 at most"),
+    ],
+)
+def test_a_limit_that_is_none_is_refused(fleet: Fleet, limit: dict[str, Any], said: str) -> None:
+    worker = fleet.worker(Dependency("bank", jobs=["act"], rate="9/s"))
+    with pytest.raises((ValueError, ConfigurationError), match=re.escape(said)):
+        worker.limit("bank", **limit)
+    assert worker.holds.list() == []

@@ -62,7 +62,9 @@ def beyond_schemas(case: schemathesis.Case) -> bool:
 
 
 def beyond_pauses(case: schemathesis.Case, body: dict[str, object]) -> bool:
-    """Return whether a pause may name nothing, or end in the past."""
+    """Return whether a pause or a limit may name nothing, or end in the past, or have too slow a rate."""
+    if case.method == "PUT":
+        return bool({"rate", "throttle", "expires_at"} & {*body}) or body.get("concurrency") is None
     nothing = case.path.endswith("/holds") and not any(map(body.get, ("type", "queue", "error_type")))
     return case.method == "POST" and (
         nothing or ("until" in body and case.path.endswith(("/holds", "/pause")))

@@ -15,17 +15,28 @@ SECOND = timedelta(seconds=1)
 
 
 def test_the_first_begins_at_once_and_each_other_has_its_turn() -> None:
-    pace, turns = Pace(NOW, NOW), []
+    pace, turns = Pace(NOW, NOW, SECOND), []
     for _ in range(4):
-        pace, turn = pace.next(NOW, SECOND)
+        pace, turn = pace.next(NOW)
         turns.append(turn)
     assert turns == [None, NOW + SECOND, NOW + 2 * SECOND, NOW + 3 * SECOND]
 
 
 def test_who_comes_to_a_turn_goes_before_who_has_none() -> None:
-    pace = Pace(NOW, NOW + 5 * SECOND)
-    assert pace.next(NOW, SECOND)[1] == NOW + 5 * SECOND
-    assert pace.next(NOW, SECOND, has_turn=True)[1] is None
+    pace = Pace(NOW, NOW + 5 * SECOND, SECOND)
+    assert pace.next(NOW)[1] == NOW + 5 * SECOND
+    assert pace.next(NOW, has_turn=True)[1] is None
+
+
+@given(later=st.floats(0, 5), every=st.floats(0.01, 60))
+def test_another_rate_makes_what_lies_ahead_longer_or_shorter(later: float, every: float) -> None:
+    """Workers may hear of it one after the other: who goes back and forth gets the same times."""
+    now, length = NOW + timedelta(seconds=later), timedelta(seconds=every)
+    pace = Pace(NOW, NOW + 6 * SECOND, SECOND)
+    other = pace.at_rate(now, length)
+    assert (other.begun, other.every) == (NOW, length)
+    assert abs(other.planned - now - (6 - later) * length) < timedelta(milliseconds=1)
+    assert abs(other.at_rate(now, SECOND).planned - pace.planned) < timedelta(milliseconds=2)
 
 
 @given(
@@ -37,14 +48,15 @@ def test_no_more_begin_than_the_rate_allows_and_all_begin(
     came: list[float], late: list[float], every: float
 ) -> None:
     """Jobs come in any order, and late to their turns: at the most one begins more than the rate allows."""
-    length, pace, began = timedelta(seconds=every), Pace(NOW, NOW), list[datetime]()
+    length, began = timedelta(seconds=every), list[datetime]()
+    pace = Pace(NOW, NOW, length)
     comes = [(NOW + timedelta(seconds=at), number, False) for number, at in enumerate(came)]
     heapq.heapify(comes)
     for step in range(60 * len(came)):
         if not comes:
             break
         now, number, has_turn = heapq.heappop(comes)
-        pace, turn = pace.next(now, length, has_turn=has_turn)
+        pace, turn = pace.next(now, has_turn=has_turn)
         if turn is None:
             began.append(now)
         else:
@@ -59,10 +71,11 @@ def test_no_more_begin_than_the_rate_allows_and_all_begin(
 
 def test_little_of_a_rate_is_lost_to_jobs_that_come_late() -> None:
     """Each comes to its turn up to three lengths late."""
-    pace, comes, began = Pace(NOW, NOW), [(NOW, number, False) for number in range(200)], list[datetime]()
+    pace, began = Pace(NOW, NOW, SECOND), list[datetime]()
+    comes = [(NOW, number, False) for number in range(200)]
     while comes:
         now, number, has_turn = heapq.heappop(comes)
-        pace, turn = pace.next(now, SECOND, has_turn=has_turn)
+        pace, turn = pace.next(now, has_turn=has_turn)
         if turn is None:
             began.append(now)
         else:

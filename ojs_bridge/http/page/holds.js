@@ -47,8 +47,8 @@ function row(hold) {
   );
 }
 
-function jobs({ type, queue, error_type: error }) {
-  const named = [["type", type], ["queue", queue], ["error", error]].filter(([, value]) => value);
+function jobs({ type, queue, error_type: error, dependency }) {
+  const named = [["type", type], ["queue", queue], ["error", error], ["dependency", dependency]].filter(([, value]) => value);
   return named.map(([name, value]) => `${name} ${value}`).join(", ");
 }
 
