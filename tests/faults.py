@@ -76,6 +76,8 @@ STEPS_OF = {
         "dramatiq.on_redis:Hands.take",
     ],
 }
+#: What fails for a held job if neither store nor broker answers.
+HELD = ["engine.carrying:Carrying._carry", "engine.reservations:Reservations.settle"]
 #: The steps of Celery after a crash, and after a job has ended.
 AFTERWARDS = ["celery.delivery:Delivery.resume", "celery.keeping:RequestKeeping.forget"]
 
@@ -94,7 +96,7 @@ class Faults:
 
     @contextmanager
     def at(self, step: str, kind: str) -> Iterator[None]:
-        """Have a step raise until the block has ended, and until a process has passed it at least once."""
+        """Have a step, or several, raise until the block has ended, and until a process has passed one."""
         self._raised.unlink(missing_ok=True)
         self._file.write_text(f"{step} {kind}")
         try:
@@ -128,10 +130,10 @@ def _arm(step: str, file: Path) -> None:
 
     @functools.wraps(original, updated=())
     def faulty(*args: Any, **kwargs: Any) -> Any:
-        said = file.read_text().split()
-        if said and said[0] == step:
+        *steps, kind = file.read_text().split() or [""]
+        if step in steps:
             file.with_name("raised").touch()
-            raise KINDS[said[1]]("a fault of the test's")
+            raise KINDS[kind]("a fault of the test's")
         return original(*args, **kwargs)
 
     setattr(owner, last, faulty)

@@ -32,8 +32,8 @@ WALKS = {
     "Celery on Redis: a failing run, retried": Figures(32, 159, 144),
     "Celery: a success": Figures(23, 70, 58),
     "Celery: a task's policy": Figures(6, 22, 19),  # 6, 18
-    "Dramatiq: a failing run, retried": Figures(28, 131, 107),  # 24, 110
-    "Dramatiq: a failing run, parked": Figures(31, 159, 142),  # 24, 110
+    "Dramatiq: a failing run, retried": Figures(28, 132, 108),  # 24, 110
+    "Dramatiq: a failing run, parked": Figures(31, 160, 143),  # 24, 110
     "Dramatiq: a success": Figures(21, 75, 65),
     "Dramatiq: an actor's policy": Figures(9, 28, 13),  # 6, 18
     "HTTP: a replay": Figures(25, 82, 79),  # 22

@@ -6,7 +6,7 @@ An exception keeps an actor from running, and a mark tells the consumer how a de
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -289,10 +289,10 @@ class ActorRun:
         leaves = Exit.DROP
         try:
             if isinstance(admission, Held):
-                leaves = self._settle(self._engine.carrying.carry(admission.run, admission.decision, self))
+                self._keeping.disarm(None)
+                leaves = self._carried(admission.run, admission.decision)
             elif isinstance(admission, Postpone):
-                sent = self._engine.carrying.postpone(admission, self)
-                if isinstance(sent, Refuse):
+                if isinstance(sent := self._engine.carrying.postpone(admission, self), Refuse):
                     return sent
                 self._proxy.options.update(sent.options)
         except Exception as error:  # noqa: BLE001 - the job waits in the worker
@@ -344,7 +344,7 @@ class ActorRun:
             return Exit.DEAD
 
     def _conclude(self, admission: Run | Lost | Refuse, exception: BaseException | None) -> Exit:
-        """Judge an outcome and carry the decision out; try again as long as it finds no place."""
+        """Judge an outcome and carry the decision out."""
         run = admission.run if isinstance(admission, Lost) else admission
         try:
             self._engine.settling.check(run)
@@ -361,19 +361,20 @@ class ActorRun:
         # Under Dramatiq alone a retry has the arguments as the actor has changed them.
         if not (succeeded or (goes_on and can_carry(self._proxy, run.job))):
             restore_arguments(self._proxy)
-        try:
-            return self._settle(self._engine.carrying.carry(run, decision, self))
-        except NotCarried as error:
-            left = error
-        while may_pass(self, left.error) and self._keeping.wait_to_end(left.error):
+        return self._carried(run, decision)
+
+    def _carried(self, run: Run | Refuse, decision: Decision) -> Exit:
+        """Carry a decision out; try again as long as it finds no place, and keep the run reserved."""
+        left: NotCarried | None = None
+        while left is None or (may_pass(self, left.error) and self._keeping.wait_to_end(left.error)):
             try:
-                with at_once():
-                    leaves = self._settle(self._engine.carrying.carry(run, left.decision, self))
-            except NotCarried as again:
-                left = again
-            else:
-                self._keeping.outage.over()
+                with at_once() if left else nullcontext():
+                    leaves = self._settle(self._engine.carrying.carry(run, decision, self))
+                if left:
+                    self._keeping.outage.over()
                 return leaves
+            except NotCarried as error:
+                left, decision = error, error.decision
         raise left.error
 
     def _judge(self, admission: Run | Lost | Refuse, exception: BaseException | None) -> Decision:

@@ -133,5 +133,5 @@ if VARIABLE in os.environ:
         JointAcknowledgements._send = lambda acks, lot: lot  # type: ignore[method-assign]
     if ELSEWHERE in os.environ:
         heartbeat.lives_here = lambda holder: None
-    faults.arm(faults.STEPS_OF["dramatiq"])
+    faults.arm([*faults.STEPS_OF["dramatiq"], *faults.HELD])
     dramatiq.set_broker(broker)

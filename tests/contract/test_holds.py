@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from ojs_bridge import HoldNotFound
 from tests.contract.conftest import SERVED
 from tests.contract.fleet import Fleet, attempts, end
 from tests.contract.steps import raises
+from tests.faults import HELD, Faults
 from tests.on_dramatiq.test_waking import IN_ORDER
 from tests.servers import eventually
 
@@ -26,6 +28,20 @@ def fleet(made: Made, request: pytest.FixtureRequest) -> Fleet:
 def held(fleet: Fleet) -> list[str]:
     """Return the ids of the held jobs, in their order."""
     return [job.id for job in fleet.bridge.waiting.list(kind="held").jobs]
+
+
+def test_a_held_job_that_finds_no_place_keeps_its_only_attempt(fleet: Fleet, tmp_path: Path) -> None:
+    """Neither store nor broker answers: it waits in its worker."""
+    faults = Faults(tmp_path)
+    fleet.bridge.pause("act")
+    with faults.at(" ".join(HELD), "OddStoreError"):
+        fleet.start(1, **faults.env).await_ready()
+        job = fleet.send("act", "ok", policy={"max_attempts": 1})
+        eventually(lambda: "a fault of the test's" in fleet.worker.log, what="the word of the outage")
+    eventually(lambda: held(fleet) == [job], what="a held job")
+    fleet.bridge.resume("act")
+    assert end(fleet, job).type == "job.completed"
+    assert attempts(fleet, job) == [1]
 
 
 def test_a_paused_job_waits_uncounted_and_goes_on_in_its_order(fleet: Fleet) -> None:

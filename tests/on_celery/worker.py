@@ -25,7 +25,7 @@ keeping.LONGEST_WAIT = settings.longest_wait
 worker.LOOK = settings.look
 heartbeat._FORGET_AFTER = settings.forget_after
 app = make_app(settings)
-faults.arm([*faults.STEPS_OF["celery"], *faults.AFTERWARDS])
+faults.arm([*faults.STEPS_OF["celery"], *faults.AFTERWARDS, *faults.HELD])
 if UNACKNOWLEDGED in os.environ:
     OJSRequest.acknowledge = lambda self: None
 if ELSEWHERE in os.environ:
