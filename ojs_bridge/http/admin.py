@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -18,7 +18,7 @@ from ..bridge import Bridge
 from ..operations.audit import Mark
 from ..operations.letters import Whereabouts
 from ..operations.rates import RateHistory
-from ..store import STATES, Filter, Kind, Letter, Parked
+from ..store import EVERYTHING, STATES, Filter, Kind, Letter, Parked
 from . import shapes
 from .answers import VERSION, Refusal, invalid
 from .guarding import ACTOR
@@ -64,12 +64,13 @@ class JobsPage(TypedDict):
 class JobCounts(TypedDict):
     """The numbers of jobs by state (adm 10.1). What the store does not know is 0.
 
-    `available` is what waits in the brokers, where this process can ask them. `completed` is the number of
-    runs that succeeded in the last day.
+    `available` is what waits in the brokers, where this process can ask them, and `pending` is what is held.
+    `completed` is the number of runs that succeeded in the last day.
     """
 
     available: Count
     active: Count
+    pending: Count
     scheduled: Count
     retryable: Count
     completed: Count
@@ -91,6 +92,45 @@ class AdminStats(TypedDict):
     workers: Count
     jobs: JobCounts
     throughput: Throughput
+
+
+class ListedQueue(TypedDict):
+    """A queue that workers take, that has messages or dead letters, or that is paused (http 11.1)."""
+
+    name: str
+    status: Literal["active", "paused"]
+
+
+class QueuesPlace(TypedDict):
+    """The place of a list that is whole."""
+
+    total: Count
+    limit: Count
+    offset: Literal[0]
+    has_more: Literal[False]
+
+
+class Queues(TypedDict):
+    """The queues of a fleet, by name."""
+
+    queues: list[ListedQueue]
+    pagination: QueuesPlace
+
+
+class AdminQueue(TypedDict):
+    """A queue with the numbers of its jobs (adm 6.1)."""
+
+    name: str
+    state: Literal["active", "paused"]
+    paused: bool
+    counts: JobCounts
+
+
+class QueuesPage(TypedDict):
+    """A numbered page of queues, by name."""
+
+    items: list[AdminQueue]
+    pagination: AdminPagination
 
 
 class Implementation(TypedDict):
@@ -161,23 +201,70 @@ class Admin:
         day = _runs(self._bridge.rates())
         hour = _runs(self._bridge.rates(since=self._bridge.engine.now() - timedelta(hours=1)))
         failed = sum(hour[outcome] for outcome in _FAILED)
-        states = self._bridge.counts()
         return {
             "queues": len({row["queue"] for row in facts["workers"].get("queues", ())}),
             "workers": facts["workers"].get("seen", 0),
-            "jobs": {
-                "available": facts["backlog"].get("depth", 0),
-                "active": 0,
-                "scheduled": states["scheduled"],
-                "retryable": states["retryable"],
-                "completed": day["completed"],
-                "discarded": states["discarded"],
-                "cancelled": 0,
-            },
+            "jobs": self._counts(facts["backlog"].get("depth", 0), day),
             "throughput": {
                 "processed_per_minute": (hour["completed"] + failed) / 60,
                 "failed_per_minute": failed / 60,
             },
+        }
+
+    @answers(ADMIN, "GET", "/queues")
+    def queues(self) -> Queues:
+        """List the queues that are known, and whether an operator has paused them."""
+        names, paused, _ = self._queues()
+        listed: list[ListedQueue] = [
+            {"name": name, "status": "paused" if name in paused else "active"} for name in names
+        ]
+        place: QueuesPlace = {"total": len(names), "limit": len(names), "offset": 0, "has_more": False}
+        return {"queues": listed, "pagination": place}
+
+    @answers(ADMIN, "GET", "/admin/queues")
+    def admin_queues(self, query: Numbered) -> QueuesPage:
+        """List the queues that are known with the numbers of their jobs, by numbered pages."""
+        names, paused, waiting = self._queues()
+        place: AdminPagination = {"total": len(names), "page": query.page, "per_page": query.per_page}
+        items: list[AdminQueue] = [
+            {
+                "name": name,
+                "state": "paused" if name in paused else "active",
+                "paused": name in paused,
+                "counts": self._counts(waiting[name], _runs(self._bridge.rates(queue=name)), name),
+            }
+            for name in names[query.offset : query.offset + query.per_page]
+        ]
+        return {"items": items, "pagination": place}
+
+    def _queues(self) -> tuple[Sequence[str], Collection[str], Counter[str]]:
+        """Return the queues by name, those that are paused, and how many jobs wait in the broker for each."""
+        checks, waiting = self._bridge.health.check().checks, Counter[str]()
+        for row in checks["backlog"].facts.get("queues", ()):
+            waiting[row["queue"]] += row["depth"]
+        taken = {row["queue"] for row in checks["workers"].facts.get("queues", ())}
+        paused = {
+            shown.hold.queue
+            for shown in self._bridge.holds.list()
+            if shown.hold.queue and not (shown.hold.type or shown.hold.error_type or shown.hold.dependency)
+        }
+        return (
+            sorted({*taken, *waiting, *paused, *self._letters.counts.get(EVERYTHING).by_queue}),
+            paused,
+            waiting,
+        )
+
+    def _counts(self, waiting: int, day: Counter[str], queue: str | None = None) -> JobCounts:
+        states = self._bridge.counts(queue=queue)
+        return {
+            "available": waiting,
+            "active": 0,
+            "pending": states["pending"],
+            "scheduled": states["scheduled"],
+            "retryable": states["retryable"],
+            "completed": day["completed"],
+            "discarded": states["discarded"],
+            "cancelled": 0,
         }
 
     @answers(MANIFEST, "GET", "/ojs/manifest")

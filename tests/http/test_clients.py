@@ -339,7 +339,8 @@ def test_the_admin_ui_replays_and_deletes(door: House) -> None:
 
 def test_the_admin_ui_counts(door: House) -> None:
     """Every number is a number (vector EXT-ADM-001), also where nobody knows it."""
-    counts = ("available", "active", "scheduled", "retryable", "completed", "discarded", "cancelled")
+    counts = ("available", "active", "pending", "scheduled", "retryable", "completed", "discarded",
+              "cancelled")  # fmt: skip
     assert door.client.get(f"{ADMIN}/stats", headers=UI).json() == {
         "queues": 0, "workers": 0, "jobs": dict.fromkeys(counts, 0),
         "throughput": {"processed_per_minute": 0, "failed_per_minute": 0},

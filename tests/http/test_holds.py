@@ -11,7 +11,7 @@ import pytest
 from ojs_bridge.http.guarding import Access, tokens_of
 from ojs_bridge.rules.job import format_time
 from tests.conftest import store_url
-from tests.http.doors import API, OPERATOR, READER, WAITING, House, client_at, house, with_token
+from tests.http.doors import API, OPERATOR, READER, WAITING, House, client_at, house, unlimited, with_token
 from tests.http.test_letters import refused
 
 HOLDS, QUEUES = f"{API}/holds", f"{API}/queues"
@@ -57,6 +57,28 @@ def test_a_queue_is_paused_and_resumed(door: House, queues: str) -> None:
     assert (resumed["name"], resumed["paused"], resumed["status"]) == ("pause-test", False, "active")
     assert resumed["resumed_at"] >= paused["paused_at"]
     assert door.client.get(HOLDS).json() == {"holds": []}
+
+
+def test_the_queues_are_listed_with_their_status_and_numbers(door: House) -> None:
+    """In the words of http 11.1, and of EXT-ADM-002; a pause of some jobs does not pause their queue."""
+    assert door.client.get(QUEUES).json()["queues"] == []
+    door.bury("j-1", queue="mail")
+    door.park("h-1", kind="held", queue="slow")
+    door.outbox.waiting = {"default": 5, "slow": 2}
+    door.bridge.pause(queue="slow")
+    door.bridge.pause("billing.*", queue="default")
+    client = client_at(door.bridge, unlimited())
+    listed = client.get(QUEUES).json()
+    found = {queue["name"]: queue["status"] for queue in listed["queues"]}
+    assert found == {"default": "active", "mail": "active", "slow": "paused"}
+    assert listed["pagination"] == {"total": 3, "limit": 3, "offset": 0, "has_more": False}
+    page = client.get(f"{API}/admin/queues", params={"per_page": 2, "page": 2}).json()
+    assert page["pagination"] == {"total": 3, "page": 2, "per_page": 2}
+    [slow] = page["items"]
+    assert (slow["name"], slow["state"], slow["paused"]) == ("slow", "paused", True)
+    counts = {name: count for name, count in slow["counts"].items() if count}
+    assert counts == {"available": 2, "pending": 1}
+    assert client.get(f"{API}/admin/queues").json()["items"][1]["counts"]["discarded"] == 1
 
 
 def test_what_is_not_there(door: House) -> None:
