@@ -125,6 +125,14 @@ class SharedBreaker:
             return False
         return taken is not None or self.state.opened is None
 
+    def give_back(self) -> None:
+        """Let another probe run in the place of one that says nothing, as one that a limit holds."""
+        try:
+            with at_once():
+                self._change(lambda state, _: replace(state, probes=state.probes[1:]))
+        except StoreError as error:
+            logger.debug("a probe of %s counts as lost: %r", self.name, error)
+
     def _change(self, step: Callable[[State, float], State | None]) -> State | None:
         """Take a step that no other process takes at the same time; return the state, or None for no step.
 
@@ -239,6 +247,9 @@ class Breakers:
             is_probe = probe is not None and probe.of is shared
             if shared and shared.count(has_failed=has_failed, is_probe=is_probe):
                 self.known.forget()
+        if probe and all(dependency.name != probe.of.name for dependency, _ in ended):
+            probe.of.give_back()
+            self.known.forget()
         failure = failure_in(decision)
         if failure and failure.retry_after is not None and (its := limited(depends, failure)):
             self._wait_for(its, failure, run)

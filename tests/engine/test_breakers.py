@@ -14,7 +14,7 @@ import pytest
 from ojs_bridge import Breaker, Bridge, Dependency, Event
 from ojs_bridge.engine.breakers import Breakers
 from ojs_bridge.engine.runs import Run
-from ojs_bridge.rules.decision import Complete, DeadLettered, Decision, RetryAt
+from ojs_bridge.rules.decision import Complete, DeadLettered, Decision, RetryAt, SnoozeUntil
 from ojs_bridge.rules.failures import Failure
 from ojs_bridge.rules.job import Job
 from tests.servers import eventually
@@ -203,6 +203,19 @@ def test_probes_that_do_not_come_back_count_as_lost(workers: list[Bridge]) -> No
         eventually(lambda at=at: workers[0].engine.now() > at, what="the end of the cool-down")
         # In one go: on a slow machine a probe is lost before a second one.
         assert len(probes(workers, 16)) == 3
+
+
+def test_a_probe_that_a_limit_holds_gives_way_to_another(workers: list[Bridge]) -> None:
+    open_it(workers)
+    (shown,) = workers[0].holds.list()
+    eventually(lambda: workers[0].engine.now() > shown.hold.probe_at, what="the end of the cool-down")
+    for bridge in workers:
+        breakers_of(bridge).known.forget()
+    bridge, run = probes(workers)[0]
+    breakers_of(bridge).heard(run, SnoozeUntil(bridge.engine.now(), 1.0, "", "slots:bank", is_turn=True))
+    for bridge in workers:
+        breakers_of(bridge).known.forget()
+    assert len(probes(workers)) == 1
 
 
 def test_an_operator_closes_it(workers: list[Bridge]) -> None:
