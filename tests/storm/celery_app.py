@@ -8,6 +8,7 @@ from typing import Any
 import requests
 from celery import Celery, Task
 
+from ojs_bridge import Jitter
 from ojs_bridge.celery import install
 from tests.chaos.ledger import Ledger
 from tests.storm.settings import TASK, VARIABLE, Settings
@@ -44,7 +45,7 @@ def make_app(settings: Settings) -> Celery:
     }
     app.task(name=TASK, bind=True, shared=False, **(native if is_native else {}))(call)
     if not is_native:
-        install(app, settings.bridge())
+        install(app, settings.bridge(Jitter(0, 1)))
     return app
 
 

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from tests.storm.settings import Settings
+from tests.storm.settings import ANSWERED, Settings
 
 #: What it answers where it does not answer 200; 0 is a connection that it closes at once.
 GONE, LIMITED, UNAVAILABLE, OK = 0, 429, 503, 200
@@ -59,7 +59,7 @@ class Server:
         self._borne.append(now)
         if not is_brown:
             return OK, self._settings.takes
-        if self._rng.random() < 0.3:
+        if self._rng.random() < ANSWERED:
             return OK, self._settings.slow
         return self._rng.choice((LIMITED, UNAVAILABLE)), 0.0
 

@@ -11,6 +11,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import CurrentMessage
 
 from ojs_bridge.dramatiq import install
+from ojs_bridge.rules.backoff import Rng
 from tests.chaos.ledger import Ledger
 from tests.storm.settings import TASK, VARIABLE, Settings
 
@@ -23,8 +24,15 @@ def make_broker(settings: Settings) -> dramatiq.Broker:
     broker.add_middleware(CurrentMessage())
     is_native = settings.side == "native"
     ledger = Ledger(settings.ledger)
+    longest = settings.longest
+
+    def jittered(_n: int, seconds: float, rng: Rng) -> float:
+        """Return the delay that Dramatiq would have."""
+        delay = seconds * (1 + rng.random())
+        return delay if delay <= longest else longest * (1 + rng.random()) / 2
+
     if not is_native:
-        install(broker, settings.bridge())
+        install(broker, settings.bridge(jittered))
 
     def call(job: str) -> None:
         """Call the dependency; note the last failure of a native job."""
@@ -40,9 +48,9 @@ def make_broker(settings: Settings) -> dramatiq.Broker:
     native = {
         "max_retries": settings.attempts - 1,
         "min_backoff": 1000,
-        "max_backoff": settings.longest * 1000,
+        "max_backoff": longest * 1000,
     }
-    options: dict[str, Any] = native if is_native else {"ojs_retry": settings.policy}
+    options: dict[str, Any] = native if is_native else {}
     actor: Any = dramatiq.actor
     actor(call, broker=broker, actor_name=TASK, queue_name=QUEUE, **options)
     return broker

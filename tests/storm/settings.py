@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from ojs_bridge import Breaker, Bridge, Dependency, Event, standard_errors
+from ojs_bridge.rules.backoff import Rng
 from tests.chaos.ledger import Ledger
 
 VARIABLE = "OJS_STORM"
 #: The one job, on both frameworks; its queue is that of its framework.
 TASK = "storm.call"
 SIDES = ("native", "policies", "holds")
+#: The share of the calls that the dependency answers in the brown-out.
+ANSWERED = 0.3
 PHASES = ("before", "outage", "between", "brown-out", "after")
 
 
@@ -30,9 +34,9 @@ class Settings:
     port: int
     begun: float = 0.0
     before: float = 10.0
-    outage: float = 20.0
+    outage: float = 60.0
     between: float = 20.0
-    brown_out: float = 30.0
+    brown_out: float = 120.0
     #: Calls a second; how long one takes, and a slow one; what a refused one is told to wait, in seconds.
     capacity: int = 20
     takes: float = 0.02
@@ -40,14 +44,16 @@ class Settings:
     retry_after: int = 2
     #: Jobs a second, as a share of the capacity.
     load: float = 0.8
-    attempts: int = 6
+    attempts: int = 8
     longest: int = 60
     share: float = 0.5
-    least: int = 10
-    window: str = "PT3S"
-    cool_down: str = "PT5S"
+    least: int = 20
+    window: str = "PT1M"
+    cool_down: str = "PT20S"
     probes: int = 3
     ramp: str = "20/s"
+    #: Of the dependency; none if empty.
+    rate: str = "20/s"
 
     @property
     def ends(self) -> list[float]:
@@ -70,9 +76,24 @@ class Settings:
         return round(self.ends[-1] * self.capacity * self.load)
 
     @property
-    def ideal(self) -> float:
+    def plain_ideal(self) -> float:
         """The seconds that all jobs need at the capacity, with the outage."""
         return self.outage + self.jobs / self.capacity
+
+    @property
+    def ideal(self) -> int:
+        """The seconds in which a client could have done all jobs that knows what is to come.
+
+        In each second it does what the dependency bears: its capacity, nothing in the outage, and in the
+        brown-out as many calls as have an answer. It does no job before the job comes.
+        """
+        bears = {"outage": 0.0, "brown-out": self.capacity * ANSWERED}
+        second, done = 0, 0.0
+        while done < self.jobs:
+            come = min((second + 1) * self.capacity * self.load, self.jobs)
+            done = min(done + bears.get(self.phase(self.begun + second), self.capacity), come)
+            second += 1
+        return second
 
     def to_env(self) -> dict[str, str]:
         """Return the variable that carries them."""
@@ -83,14 +104,14 @@ class Settings:
         """Read them."""
         return cls(**json.loads(os.environ[VARIABLE]))
 
-    @property
-    def policy(self) -> dict[str, object]:
-        """The policy of the bridge's jobs: that of the native ones."""
-        longest = f"PT{self.longest}S"
-        return {"max_attempts": self.attempts, "max_interval": longest, "on_exhaustion": "dead_letter"}
-
-    def bridge(self) -> Bridge:
-        """Make the bridge of the fleet, which notes the jobs that die."""
+    def bridge(self, jitter: Callable[[int, float, Rng], float]) -> Bridge:
+        """Make the bridge of the fleet, which notes the jobs that die, with the jitter of the framework."""
+        policy = {
+            "max_attempts": self.attempts,
+            "max_interval": f"PT{self.longest}S",
+            "jitter": jitter,
+            "on_exhaustion": "dead_letter",
+        }
         ledger = Ledger(self.ledger)
 
         def note(event: Event) -> None:
@@ -100,13 +121,11 @@ class Settings:
         dependencies = []
         if self.side == "holds":
             breaker = Breaker(self.share, self.least, self.window, self.cool_down, self.probes, self.ramp)
-            its = Dependency(
-                "it", errors=["external.*"], jobs=[TASK], breaker=breaker, rate=f"{self.capacity}/s"
-            )
-            dependencies = [its]
+            rate = self.rate or None
+            dependencies = [Dependency("it", ["external.*"], [TASK], breaker=breaker, rate=rate)]
         return Bridge(
             self.store,
-            retry=self.policy,
+            retry=policy,
             errors=standard_errors(),
             listeners=[note],
             dependencies=dependencies,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import socket
 import subprocess
@@ -19,7 +20,7 @@ from tests.chaos.workers import Worker
 from tests.servers import Postgres, Valkey, eventually
 from tests.servers.ports import free_port
 from tests.storm.dependency import OK
-from tests.storm.settings import PHASES, TASK, Settings
+from tests.storm.settings import PHASES, TASK, VARIABLE, Settings
 
 #: The seconds until the first job, in which the dependency starts.
 STARTS = 10
@@ -38,7 +39,7 @@ HEAD = (
         "lost",
         "doubled",
     ),
-    *("done after, s", "of the ideal time"),
+    *("done after, s", "of the ideal time", "of the plain ideal time"),
 )
 
 
@@ -58,6 +59,11 @@ class Verdict:
     settings: Settings
     calls: Sequence[Call]
     dead: dict[str, float]
+
+    def a_second(self) -> list[int]:
+        """Return the calls of each second until all jobs were done."""
+        counted = Counter(int(call.at - self.settings.begun) for call in self.calls)
+        return [counted[second] for second in range(int(self.seconds) + 1)]
 
     def of(self, phase: str) -> list[Call]:
         """Return the calls of a phase."""
@@ -103,6 +109,7 @@ class Verdict:
         yield from map(str, (self.first_second, len(self.dead), self.dead_of_outage, self.lost, doubled))
         yield f"{self.seconds:.0f}"
         yield f"{self.seconds / self.settings.ideal:.2f}"
+        yield f"{self.seconds / self.settings.plain_ideal:.2f}"
 
 
 def run(settings: Settings, folder: Path, frameworks: Sequence[str]) -> Verdict:
@@ -118,19 +125,22 @@ def run(settings: Settings, folder: Path, frameworks: Sequence[str]) -> Verdict:
             stack.enter_context(_worker(settings, name, folder / f"{name}.log"))
         senders = [stack.enter_context(_sender(settings, name)) for name in frameworks]
         settings = dataclasses.replace(settings, begun=time.time() + STARTS)
+        (folder / "settings.json").write_text(settings.to_env()[VARIABLE])
         stack.enter_context(_dependency(settings, folder / "calls"))
         for n in range(settings.jobs):
             due = settings.begun + n / (settings.capacity * settings.load)
             time.sleep(max(0.0, due - time.time()))
             senders[n % len(senders)](f"job-{n}")
         until = time.time() + PATIENCE
-        while _verdict(settings, folder).lost and time.time() < until:
+        while verdict(folder).lost and time.time() < until:
             time.sleep(1)
         time.sleep(5)  # for calls that come too often
-        return _verdict(settings, folder)
+        return verdict(folder)
 
 
-def _verdict(settings: Settings, folder: Path) -> Verdict:
+def verdict(folder: Path) -> Verdict:
+    """Return what a storm's folder says."""
+    settings = Settings(**json.loads((folder / "settings.json").read_text()))
     words = (line.split() for line in (folder / "calls").read_text().splitlines())
     calls = [Call(float(at), int(status), job) for at, status, job in words]
     reader = Reader(folder / "ledger")
