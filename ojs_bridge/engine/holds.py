@@ -57,6 +57,8 @@ PROBE = timedelta(seconds=10)
 #: For how long a job may have been on its way to the store when it was held.
 PARKING = timedelta(seconds=5)
 _PAGE = 500
+#: How many held jobs are made due before it looks whether a hold has begun.
+_GO = 100
 _ANY_TIME = timedelta(days=3650)
 
 
@@ -199,7 +201,7 @@ class Releaser:
         latest = max((at for at in ends if at), default=None)
         if any(hold.ended_at and now < hold.ended_at + BEGINS for hold in holds):
             return
-        key = repr(sorted((hold.id, hold.since, hold.is_on(now), hold.ended_at) for hold in holds))
+        key = _key(holds, now)
         if key == self._done:
             return
         reservation = Reservation(f"ojs-bridge:release:{uuid.uuid5(uuid.NAMESPACE_OID, key)}", 0)
@@ -256,43 +258,56 @@ class Releaser:
         self._told = on
 
     def look(self, holds: Sequence[Hold], now: datetime) -> int:
-        """Make jobs due that nothing holds; return how many."""
+        """Make jobs due that nothing holds, until a hold begins or ends; return how many."""
         moved, ends, cursor = 0, time.monotonic() + GO_SECONDS, None
-        parked = self._store.parked
         while time.monotonic() < ends:
-            page = parked.list(Filter(kind="held"), limit=_PAGE, cursor=cursor)
-            for job in page.jobs:
-                moved += self._is_moved(job, holds, now)
+            page = self._store.parked.list(Filter(kind="held"), limit=_GO, cursor=cursor)
+            rated: dict[tuple[Turns, datetime], list[Parked]] = {}
+            for parked in page.jobs:
+                its = self._ended(parked, holds, now)
+                if its and any(hold.rate for hold in its):
+                    rated.setdefault(self._turns(its, now), []).append(parked)
+                elif its is not None and parked.next_retry_at != parked.parked_at:
+                    # Without a rate they go in the order in which they came.
+                    moved += self._store.parked.reschedule(parked, parked.parked_at)
+            moved += sum(self._give(*turns, jobs) for turns, jobs in rated.items())
             cursor = page.next_cursor
-            if cursor is None:
+            if cursor is None or _key(read(self._store.documents), self._clock()) != _key(holds, now):
                 break
         return moved
 
-    def _is_moved(self, parked: Parked, holds: Sequence[Hold], now: datetime) -> bool:
+    def _ended(self, parked: Parked, holds: Sequence[Hold], now: datetime) -> Sequence[Hold] | None:
+        """Return the holds of a held job, all of which have ended; None if it waits on."""
         job = job_of_parked(parked)
-        if job.turn:
-            return False
-        its = that_hold(holds, job, self._dependencies)
-        if any(hold.is_on(now) for hold in its):
-            return False
-        # Without a rate they go in the order in which they came.
-        at = parked.parked_at
-        if rated := [hold for hold in its if hold.rate]:
-            ends = {hold.id: hold.ended_at or hold.until or now for hold in its}
-            slowest = min(rated, key=lambda hold: (hold.rate or 0, -ends[hold.id].timestamp()))
-            ended = ends[slowest.id]
-            turns = Turns(
-                self._store.documents,
-                f"hold:{slowest.id}:{ended.timestamp()}",
-                slowest.rate or 0,
-                slowest.ended_at if slowest.dependency else None,
-            )
+        its = [] if job.turn else that_hold(holds, job, self._dependencies)
+        return None if job.turn or any(hold.is_on(now) for hold in its) else its
+
+    def _turns(self, its: Sequence[Hold], now: datetime) -> tuple[Turns, datetime]:
+        """Return the turns of a job by the slowest of its holds, and when all of them had ended."""
+        ends = {hold.id: hold.ended_at or hold.until or now for hold in its}
+        rated = (hold for hold in its if hold.rate)
+        slowest = min(rated, key=lambda hold: (hold.rate or 0, -ends[hold.id].timestamp()))
+        name = f"hold:{slowest.id}:{ends[slowest.id].timestamp()}"
+        # What has asked to wait until a time works then.
+        growing = slowest.ended_at if slowest.dependency else None
+        return Turns(self._store.documents, name, slowest.rate or 0, growing), max(ends.values())
+
+    def _give(self, turns: Turns, ended: datetime, jobs: Sequence[Parked]) -> int:
+        """Give turns to those of some jobs that have none; return how many have got one, or will."""
+        given = turns.ends(ended)
+
+        def has_turn(parked: Parked) -> bool:
             asks_again = abs(parked.next_retry_at - parked.parked_at - ASK_AGAIN) < PARKING
-            if not asks_again and max(ends.values()) < parked.next_retry_at < turns.ends(ended):
-                return False  # it has a turn, which a worker has given it
-            # A scheduler that claims a job after its time publishes it beside the next ones.
-            times = turns.take(1, now=self._clock() + AHEAD, within=_ANY_TIME)
-            if times is None:
-                return True  # many take turns at this moment
-            at = times[0]
-        return parked.next_retry_at != at and self._store.parked.reschedule(parked, at)
+            return not asks_again and ended < parked.next_retry_at < given
+
+        left = [parked for parked in jobs if not has_turn(parked)]
+        # A scheduler that claims a job after its time publishes it beside the next ones.
+        times = turns.take(len(left), now=self._clock() + AHEAD, within=_ANY_TIME) if left else ()
+        for parked, at in zip(left, times or (), strict=False):
+            self._store.parked.reschedule(parked, at)
+        return len(left)
+
+
+def _key(holds: Sequence[Hold], now: datetime) -> str:
+    """Return which holds there are, and which of them are on."""
+    return repr(sorted((hold.id, hold.since, hold.is_on(now), hold.ended_at) for hold in holds))

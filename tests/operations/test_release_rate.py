@@ -11,7 +11,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from ojs_bridge import Bridge, open_store
-from ojs_bridge.engine.holds import Releaser
+from ojs_bridge.engine.holds import Releaser, read, write
 from ojs_bridge.engine.turns import Turns
 from ojs_bridge.rules.dependencies import Dependencies
 from ojs_bridge.rules.holds import ASK_AGAIN, Hold
@@ -124,6 +124,22 @@ def test_only_what_a_breaker_held_begins_slowly(url: str, is_closed: bool, takes
     Releaser(store, worker.bridge.engine.now, Dependencies()).look([over], now)
     due = [job.next_retry_at for job in store.parked.list(Filter(kind="held"), limit=100, cursor=None).jobs]
     assert takes - 1 < (due[-1] - due[0]).total_seconds() < takes
+    worker.bridge.stop()
+
+
+def test_held_jobs_get_no_more_turns_when_a_hold_begins(url: str) -> None:
+    """A worker that gives turns to many looks after each hundred."""
+    template, store = (worker := Worker(url)).park("j"), open_store(url)
+    now = worker.bridge.engine.now()
+    for n in range(250):
+        again = {"next_retry_at": now + ASK_AGAIN, "parked_at": now}
+        store.parked.park(replace(template, id=f"j-{n}", key=f"j-{n}", kind="held", **again))
+    write(store.documents, Hold("pause:type=*", "x", now, type="*", ended_at=now, rate=RATE))
+    releaser, known = Releaser(store, worker.bridge.engine.now, Dependencies()), read(store.documents)
+    write(store.documents, Hold("pause:queue=other", "x", now, queue="other"))
+    assert releaser.look(known, now) == 100
+    assert releaser.look(read(store.documents), now) == 150
+    assert releaser.look(read(store.documents), now) == 0
     worker.bridge.stop()
 
 
