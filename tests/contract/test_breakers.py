@@ -79,6 +79,27 @@ def test_a_probe_never_ends_its_job(made: Made, bank: Service, kind: str) -> Non
     assert attempts(fleet, job)[-1] == 3
 
 
+@pytest.mark.parametrize("kind", ["celery-rabbitmq", "dramatiq-valkey"])
+def test_a_budget_of_retries_keeps_no_breaker_open(made: Made, bank: Service, kind: str) -> None:
+    """Probes need no budget, though all are retries; what is held by one of both goes on by both."""
+    (needed,) = bank_with(QUICK)
+    fleet = made(kind, dependencies=({**needed, "budget": 0.01},))
+
+    def told() -> list[str]:
+        return [event.type for event in fleet.events("bank")]
+
+    fleet.start().await_ready()
+    spending = [fleet.send("act", raises(ValueError, "a bug"), "ok", policy=PATIENT) for _ in range(12)]
+    for job in spending:
+        assert end(fleet, job).type == "job.completed"
+    jobs = [fleet.send("act", asks(bank.url), policy=PATIENT) for _ in range(16)]
+    eventually(lambda: "breaker.half_open" in told(), seconds=90, what="probes")
+    bank.says, bank.headers = "200", ""
+    for job in jobs:
+        assert end(fleet, job, seconds=120).type == "job.completed"
+    assert (held(fleet), told()[-1]) == ([], "breaker.closed")
+
+
 @pytest.mark.parametrize("kind", SERVED)
 def test_an_answer_that_asks_to_wait_holds_the_other_jobs(made: Made, bank: Service, kind: str) -> None:
     """The breaker stays closed: the bank works, and has said when to come again."""
