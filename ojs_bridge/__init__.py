@@ -37,6 +37,7 @@ from .operations.retention import Retention
 from .operations.waiting import Drained
 from .rules.backoff import Intervals, Jitter, Seeded
 from .rules.breaker import Breaker
+from .rules.budget import Budget
 from .rules.dependencies import Dependency
 from .rules.failures import HandlerFailed
 from .rules.policy import PartialPolicy, RetryPolicy
@@ -75,6 +76,7 @@ __all__ = [
     "Breaker",
     "Bridge",
     "BridgeError",
+    "Budget",
     "Bulk",
     "ConfigurationError",
     "DeadLetter",

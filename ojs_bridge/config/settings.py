@@ -19,6 +19,7 @@ from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..operations.replaying import ReplayRule, checked
 from ..operations.retention import Retention
 from ..rules.breaker import Breaker
+from ..rules.budget import Budget
 from ..rules.dependencies import Dependencies, Dependency
 from ..rules.failures import Errors
 from ..rules.job import MAX_HEADER, MIN_HEADER_BUDGET, MIN_HISTORY
@@ -177,6 +178,8 @@ def _dependency(table: Any) -> Dependency:
     said = {"name": "", **_table_of(Dependency, table)}
     if isinstance(breaker := said.get("breaker"), Mapping):
         said["breaker"] = Breaker(**_table_of(Breaker, breaker))
+    if isinstance(budget := said.get("budget"), Mapping):
+        said["budget"] = Budget(**{"share": None, **_table_of(Budget, budget)})
     return Dependency(**said)
 
 

@@ -10,9 +10,9 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from ..errors import StoreError
-from ..rules.budget import Credit
+from ..rules.budget import Budget, Credit
 from ..rules.decision import SnoozeUntil, until_turn
-from ..rules.dependencies import Dependencies, Dependency
+from ..rules.dependencies import Dependencies
 from ..rules.job import Job
 from ..store import Document, Filter, Parked, ParkedJobs, next_of
 from .breakers import WITHOUT_STORE, InProcess
@@ -39,6 +39,7 @@ class Budgets:
         self, context: Context, dependencies: Dependencies, publish: Callable[[Parked], object]
     ) -> None:
         self._store, self._clock, self._dependencies = context.store, context.clock, dependencies
+        self._budgets = dependencies.budgets
         self._documents: HoldDocuments = self._store.documents if self._store else InProcess()
         #: Has a held job published now.
         self._publish = publish
@@ -52,16 +53,16 @@ class Budgets:
         waits_for = job.turn
         if waits_for and not waits_for.startswith(f"{BUDGET}:"):
             return None  # a rate or a slot has held it, and it has had its turns up to there
-        for dependency in self._dependencies.of_type(job.type):
-            id_ = f"{BUDGET}:{dependency.name}"
-            if dependency.budget is None or waits_for not in ("", id_):
+        for name in self._dependencies.names_of(job.type):
+            budget, id_ = self._budgets.get(name), f"{BUDGET}:{name}"
+            if budget is None or waits_for not in ("", id_):
                 continue
             if job.attempt == 1:
-                self._count(dependency)
-            elif turn := self._turn(dependency, has_turn=bool(waits_for)):
+                self._count(name)
+            elif turn := self._turn(name, budget, has_turn=bool(waits_for)):
                 why = (
-                    f"the retry budget of {dependency.name}: retries are at most "
-                    f"{dependency.budget * 100:.3g} % of first attempts; its turn is at {turn:%H:%M:%S} UTC"
+                    f"the retry budget of {name}: retries are at most {budget.share * 100:.3g} % of first "
+                    f"attempts; its turn is at {turn:%H:%M:%S} UTC"
                 )
                 return until_turn(job, self._clock(), turn, id_, why)
             waits_for = ""
@@ -73,52 +74,49 @@ class Budgets:
         One worker of the fleet does it. Raises StoreError.
         """
         period = timedelta(seconds=RELEASE_SECONDS)
-        for dependency in self._dependencies.by_name.values():
-            known = self._documents.get(BUDGET, dependency.name) if dependency.budget else None
+        for name, budget in self._budgets.items():
+            known = self._documents.get(BUDGET, name)
             if self._store and known and _credit_in(known).planned > self._clock():
-                call = partial(self._call, dependency, self._store.parked)
-                name = f"{BUDGET}:{dependency.name}"
-                once_a_period(self._store.reservations, name, period, self._clock, call)
+                call = partial(self._call, name, budget, self._store.parked)
+                once_a_period(self._store.reservations, f"{BUDGET}:{name}", period, self._clock, call)
 
-    def _count(self, dependency: Dependency) -> None:
+    def _count(self, name: str) -> None:
         """Count a first attempt; about once a second this process writes what it has counted."""
         with self._between.lock:
-            self._firsts[dependency.name] += 1
+            self._firsts[name] += 1
             if time.monotonic() < self._due:
                 return
             self._due = time.monotonic() + WRITE_SECONDS
             names = [*self._firsts]
         try:
             with at_once():
-                for name in names:
-                    self._change(self._dependencies.by_name[name], lambda credit, _now: (credit, None))
+                for counted in names:
+                    self._change(counted, lambda credit, _now: (credit, None))
         except StoreError as error:
             logger.debug("the first attempts are not written: %r", error)
 
-    def _turn(self, dependency: Dependency, *, has_turn: bool) -> datetime | None:
+    def _turn(self, name: str, budget: Budget, *, has_turn: bool) -> datetime | None:
         def step(credit: Credit, now: datetime) -> tuple[Credit, datetime | None]:
-            credit, turn = credit.next(now, has_turn=has_turn)
+            credit, turn = credit.next(budget, now, has_turn=has_turn)
             if turn and self._store is None:
                 # The broker keeps no order: who asks again first, goes first.
                 return credit._replace(planned=now), min(turn, now + WITHOUT_STORE)
             return credit, turn
 
-        return self._change(dependency, step)
+        return self._change(name, step)
 
     def _change(
-        self,
-        dependency: Dependency,
-        step: Callable[[Credit, datetime], tuple[Credit, datetime | None]],
+        self, name: str, step: Callable[[Credit, datetime], tuple[Credit, datetime | None]]
     ) -> datetime | None:
         """Take a step that no other process takes at the same time, and write what was counted."""
-        name = dependency.name
+        budget = self._budgets[name]
         with self._between.lock:
             firsts = self._firsts.pop(name, 0)
         try:
             while True:
                 known, now = self._documents.get(BUDGET, name), self._clock()
-                credit = _credit_in(known) if known else Credit.new(now)
-                credit, turn = step(credit.plus(now, (dependency.budget or 0.0) * firsts), now)
+                credit = _credit_in(known) if known else Credit.new(budget, now)
+                credit, turn = step(credit.plus(budget, now, firsts), now)
                 body = {"saved": credit.saved, "at": credit.at.isoformat()}
                 body["planned"] = credit.planned.isoformat()
                 if self._documents.write(next_of(known, BUDGET, name, credit.at, body)):
@@ -128,26 +126,26 @@ class Budgets:
                 self._firsts[name] += firsts
             raise
 
-    def _call(self, dependency: Dependency, parked_jobs: ParkedJobs) -> None:
+    def _call(self, name: str, budget: Budget, parked_jobs: ParkedJobs) -> None:
         """Make so many held retries due as may begin, those first whose turns come first."""
-        line = sorted(self._line(dependency, parked_jobs), key=lambda parked: parked.next_retry_at)
+        line = sorted(self._line(name, parked_jobs), key=lambda parked: parked.next_retry_at)
         if not line:
-            self._change(dependency, lambda credit, now: (credit._replace(planned=now), None))
+            self._change(name, lambda credit, now: (credit._replace(planned=now), None))
             return
-        known, now = self._documents.get(BUDGET, dependency.name), self._clock()
-        count = int(_credit_in(known).plus(now, 0).saved) if known else 0
+        known, now = self._documents.get(BUDGET, name), self._clock()
+        count = int(_credit_in(known).plus(budget, now, 0).saved) if known else 0
         for parked in line[:count]:
             if parked.next_retry_at > now and parked_jobs.reschedule(parked, now):
                 self._publish(parked)
 
-    def _line(self, dependency: Dependency, parked_jobs: ParkedJobs) -> Iterator[Parked]:
+    def _line(self, name: str, parked_jobs: ParkedJobs) -> Iterator[Parked]:
         """Yield held jobs that wait for their turn in a budget, of each type in the order of their turns."""
-        for pattern in self._dependencies.jobs_of(dependency.name):
+        for pattern in self._dependencies.jobs_of(name):
             where, cursor = Filter(type=pattern, kind="held"), None
             for _ in range(LOOKS_AT // LOOKS):
                 page = parked_jobs.list(where, limit=LOOKS, cursor=cursor)
                 for job in page.jobs:
-                    if job.state.get("turn") == f"{BUDGET}:{dependency.name}":
+                    if job.state.get("turn") == f"{BUDGET}:{name}":
                         yield job
                 cursor = page.next_cursor
                 if cursor is None:

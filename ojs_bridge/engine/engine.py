@@ -87,7 +87,7 @@ class Engine:
         if store and dependencies and self.holds:
             self.limits = Limits(store, context.clock, dependencies, self.holds, publish)
         #: The budgets of retries, if a dependency has one.
-        self.budgets = Budgets(context, dependencies, publish) if dependencies.have_budget else None
+        self.budgets = Budgets(context, dependencies, publish) if dependencies.budgets else None
         self.storing = Storing(context, self.reservations, park_after)
         self.settling = Settling(
             *(context, self.reservations, self.storing, self.limits, reservation, park_after), self.breakers

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from ..errors import ConfigurationError
 from .breaker import Breaker
+from .budget import Budget
 from .decision import EXPIRED, Complete, DeadLettered, Decision, Discarded, RetryAt
 from .failures import TIMEOUT, VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
 from .notations import check_pattern, matches, rate_at
@@ -30,8 +31,8 @@ class Dependency:
     with `ojs_depends` that it needs it. The `breaker` holds its jobs while it fails. No more of them begin
     than the `rate` allows, such as `"100/m"`, and no more run at a time than `concurrency` says, all workers
     together. With a `key`, the name of an argument, each value of this argument has a rate and a concurrency
-    of its own. Their retries are at most such a share of their first attempts as the `budget` says, such as
-    0.2. Raises ConfigurationError.
+    of its own. Their retries are at most such a share of their first attempts as the `budget` says, a Budget
+    or only its share, such as 0.2. Raises ConfigurationError.
     """
 
     name: str
@@ -41,7 +42,7 @@ class Dependency:
     rate: str | float | None = None
     concurrency: int | None = None
     key: str | None = None
-    budget: float | None = None
+    budget: Budget | float | None = None
 
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and self.name):
@@ -70,12 +71,11 @@ class Dependency:
     def _check_limits(self, place: str) -> None:
         if self.rate is not None:
             rate_at(f"{place}: rate", self.rate)
-        most, key, share = self.concurrency, self.key, self.budget
-        is_number = isinstance(share, int | float) and not isinstance(share, bool)
-        if share is not None and not (is_number and 0 < share <= 1):
-            raise ConfigurationError(
-                f"{place}: budget: {share!r:.100} must be a share of first attempts, above 0 and at most 1"
-            )
+        try:
+            object.__setattr__(self, "budget", None if self.budget is None else Budget.of(self.budget))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{place}: {error}") from None
+        most, key = self.concurrency, self.key
         if most is not None and (type(most) is not int or most < 1):
             raise ConfigurationError(f"{place}: concurrency: {most!r:.100} must be an integer of at least 1")
         if key is not None and not (isinstance(key, str) and key):
@@ -171,9 +171,9 @@ class Dependencies:
         return [one for one in self.by_name.values() if one.is_limited]
 
     @property
-    def have_budget(self) -> bool:
-        """Whether one of them has a budget."""
-        return any(one.budget for one in self.by_name.values())
+    def budgets(self) -> Mapping[str, Budget]:
+        """The budgets of those that have one, by their names."""
+        return {name: Budget.of(one.budget) for name, one in self.by_name.items() if one.budget}
 
     def of_error(self, error_type: str, among: Iterable[Dependency] | None = None) -> Dependency | None:
         """Return the first dependency, of some or of all, that has an error type; None if none has it."""

@@ -15,7 +15,16 @@ from typing import Any
 
 import pytest
 
-from ojs_bridge import Breaker, Bridge, Dependency, ReplayRule, Retention, StorageRetry, standard_errors
+from ojs_bridge import (
+    Breaker,
+    Bridge,
+    Budget,
+    Dependency,
+    ReplayRule,
+    Retention,
+    StorageRetry,
+    standard_errors,
+)
 from ojs_bridge.config import policies, sources
 from ojs_bridge.config.settings import Settings, settings_of, the_policies
 from ojs_bridge.config.sources import SETTINGS
@@ -105,9 +114,15 @@ READ: list[tuple[str, str, str, Any]] = [
     ),
     (
         "dependencies",
-        '[{"name": "bank", "errors": ["bank.*"], "jobs": ["pay"], "breaker": {"least": 5}, "budget": 0.2}]',
-        '[{name = "bank", errors = ["bank.*"], jobs = ["pay"], breaker.least = 5, budget = 0.2}]',
-        (Dependency("bank", ["bank.*"], ["pay"], Breaker(least=5), budget=0.2),),
+        '[{"name": "bank", "errors": ["bank.*"], "jobs": ["pay"], "breaker": {"least": 5}}]',
+        '[{name = "bank", errors = ["bank.*"], jobs = ["pay"], breaker.least = 5}]',
+        (Dependency("bank", ["bank.*"], ["pay"], Breaker(least=5)),),
+    ),
+    (
+        "dependencies",
+        '[{"name": "a", "budget": {"share": 0.2, "least": "10/m"}}, {"name": "b", "budget": 1}]',
+        '[{name = "a", budget = {share = 0.2, least = "10/m"}}, {name = "b", budget = 1}]',
+        (Dependency("a", budget=Budget(0.2, "10/m")), Dependency("b", budget=Budget(1))),
     ),
     ("storage_retry", '{"max_attempts": 1}', "{max_attempts = 1}", StorageRetry(1)),
     (

@@ -66,6 +66,10 @@ INVALID = [
         "dependencies = [{name = 'a', errors = ['b'], breaker = {share = 2}}]",
         "dependencies: breaker: share: 2 must be a number above 0, and at most 1",
     ),
+    (
+        "dependencies = [{name = 'a', jobs = ['b'], budget = {least = '1/s'}}]",
+        "dependencies: budget: None must be a share of first attempts, above 0 and at most 1",
+    ),
     ("storage_retry = 3", "storage_retry: 3 must be a table of max_attempts, initial_interval, "),
     ("storage_retry = {tries = 3}", "storage_retry: tries: is not one of max_attempts, "),
     ("polling_retry = {jitter = 2}", "polling_retry: jitter: 2 must be a number from 0 to 1"),

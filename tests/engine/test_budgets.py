@@ -15,13 +15,15 @@ from ojs_bridge import Breaker, Bridge, Dependency
 from ojs_bridge.engine.budgets import BUDGET, Budgets
 from ojs_bridge.engine.runs import Held, Run
 from ojs_bridge.errors import StoreError
-from ojs_bridge.rules.budget import SAVED, Credit
+from ojs_bridge.rules.budget import Budget, Credit
 from ojs_bridge.rules.job import Job
 from tests.engine.test_limits import Fleet, again, begin, begun, published, waiting
 from tests.servers import eventually
 
 BANK = Dependency("bank", ["bank.*"], ["act"], budget=0.5)
 MINUTE = timedelta(minutes=1)
+#: How many retries are saved up.
+SAVED = Budget(0.5).most
 
 
 @pytest.fixture
@@ -107,7 +109,7 @@ def test_held_retries_go_on_in_order_as_soon_as_first_attempts_have_earned_it(
     for number in range(9):
         begun(worker, f"f-{number}")
     assert isinstance(begin(worker, a_retry(6)), Held), "those that wait go before it"
-    budgets_of(worker)._call(BANK, worker.waiting._parked)
+    budgets_of(worker)._call("bank", Budget(0.5), worker.waiting._parked)
     eventually(lambda: len(published(worker)) >= 4, what="retries that go on")
     assert published(worker) == ["r-0", "r-1", "r-2", "r-3"]
 
@@ -121,7 +123,7 @@ def test_turns_are_taken_back_when_nobody_waits_for_them(
     for number in range(3):
         begin(worker, a_retry(number))
         worker.waiting.cancel(f"r-{number}")
-    budgets_of(worker)._call(BANK, worker.waiting._parked)
+    budgets_of(worker)._call("bank", Budget(0.5), worker.waiting._parked)
     assert worker.store
     known = worker.store.documents.get(BUDGET, "bank")
     assert known
@@ -194,6 +196,6 @@ def test_without_a_store_a_process_has_a_budget_of_its_own(caplog: pytest.LogCap
     held = engine.begin(job, job, engine.task())
     assert isinstance(held, Held)
     assert 0 < held.decision.delay <= 5
-    budgets_of(bridge)._change(BANK, lambda credit, now: (Credit(1.0, now, credit.planned), None))
+    budgets_of(bridge)._change("bank", lambda credit, now: (Credit(1.0, now, credit.planned), None))
     job = job.snoozed(engine.now() - MINUTE, held.decision.hold)
     assert isinstance(engine.begin(job, job, engine.task()), Run)

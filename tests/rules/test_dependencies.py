@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ojs_bridge import Breaker, ConfigurationError, Dependency
+from ojs_bridge import Breaker, Budget, ConfigurationError, Dependency
 from ojs_bridge.rules.dependencies import Dependencies
 
 STRIPE = Dependency("stripe", errors=["external.stripe.*"], jobs=["billing.*", "refund"])
@@ -26,6 +26,15 @@ def test_a_job_has_dependencies_by_its_type_and_by_what_it_says() -> None:
     assert known.jobs_of("stripe") == ("billing.*", "refund")
     known.declare("report", None)
     assert known.of_type("report") == ()
+
+
+def test_a_budget_may_be_its_share_alone() -> None:
+    one, other = (
+        Dependency("a", jobs=["x"], budget=0.5),
+        Dependency("b", jobs=["x"], budget=Budget(0.5, "1/s")),
+    )
+    assert one.budget == other.budget
+    assert Dependencies([STRIPE, one, other]).budgets == {"a": Budget(0.5), "b": Budget(0.5)}
 
 
 def test_what_a_worker_tells_of_dependencies_that_none_of_its_types_needs() -> None:
