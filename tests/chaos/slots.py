@@ -13,12 +13,10 @@ import signal
 import sys
 import tempfile
 import time
-from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.chaos.fates import LONG
@@ -34,17 +32,25 @@ BROKERS: dict[str, type[Valkey] | type[RabbitMQ]] = {"redis": Valkey, "rabbitmq"
 STORES: dict[str, type[Valkey] | type[Postgres]] = {"redis": Valkey, "postgres": Postgres}
 #: Seconds until all workers have started, and all slots are in use.
 SOON = 120
-HEAD = ("fleet", "kills", "most", "average", "a run's end", "slots given on", "median seconds", "longest")
+HEAD = (
+    "fleet",
+    "kills",
+    "runs killed",
+    "runs done",
+    "most at once",
+    "in use on average",
+    "free after a run, s",
+)
 #: What of a worker is killed. Of the runs that a main process leaves, killed alone, the end is not known.
 KILLS = ("worker", "child")
 
 
 class Use(NamedTuple):
-    """A run from its begin to its end, and what has ended it."""
+    """A run from its begin to its end, and whether a kill has ended it."""
 
     begin: float
     end: float
-    by: str
+    was_killed: bool
 
 
 def main() -> None:
@@ -63,20 +69,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         found = measured(asked, asked.folder or Path(temporary))
     name = f"{asked.workers} workers on {'machines of their own' if asked.apart else 'one machine'}"
-    print(f"| {' | '.join(HEAD)} |\n|---|{'---:|' * (len(HEAD) - 1)}")
-    for by, free in found.free.items():
-        cells = [name, found.kills, found.most, f"{found.average:.2f}", by, len(free), f"{median(free):.2f}"]
-        print(f"| {' | '.join(map(str, cells))} | {max(free):.2f} |", flush=True)
+    free = (LONG_SLOTS - found.average) * asked.seconds / (found.killed + found.done)
+    cells = [name, *found[:-1], f"{found.average:.2f}", f"{free:.2f}"]
+    print(f"| {' | '.join(HEAD)} |\n|---|{'---:|' * (len(HEAD) - 1)}\n| {' | '.join(map(str, cells))} |")
     sys.exit(found.most > LONG_SLOTS)
 
 
 class Found(NamedTuple):
-    """How many runs were under way, and how long each slot was free, by what had ended its run."""
+    """The numbers of kills, of runs by their ends, and of runs that were under way."""
 
     kills: int
+    killed: int
+    done: int
     most: int
     average: float
-    free: Mapping[str, Sequence[float]]
 
 
 def measured(asked: argparse.Namespace, folder: Path) -> Found:
@@ -84,7 +90,8 @@ def measured(asked: argparse.Namespace, folder: Path) -> Found:
     with ExitStack() as stack:
         fleet = Fleet(asked, stack.enter_context(STORES[asked.store]()), folder, stack)
         uses, begin, end = fleet.run()
-    return Found(fleet.kills, *figures(uses, begin, end), pauses(uses, begin, end))
+    killed, done = (sum(use.was_killed is how and use.end <= end for use in uses) for how in (True, False))
+    return Found(fleet.kills, killed, done, *figures(uses, begin, end))
 
 
 def figures(uses: Sequence[Use], begin: float, end: float) -> tuple[int, float]:
@@ -96,20 +103,6 @@ def figures(uses: Sequence[Use], begin: float, end: float) -> tuple[int, float]:
         most = max(most, under_way)
     shared = sum(max(0.0, min(use.end, end) - max(use.begin, begin)) for use in uses)
     return most, shared / (end - begin)
-
-
-def pauses(uses: Sequence[Use], begin: float, end: float) -> dict[str, list[float]]:
-    """Return how long slots were free between two times, by what had ended their runs."""
-    found, free = defaultdict[str, list[float]](list), deque[Use]()
-    changes = [(use.begin, None) for use in uses] + [(use.end, use) for use in uses]
-    for at, ended in sorted(changes, key=lambda change: change[0]):
-        if ended:
-            free.append(ended)
-        elif free:
-            before = free.popleft()
-            if begin <= before.end <= end:
-                found[before.by].append(at - before.end)
-    return found
 
 
 @dataclass
@@ -145,8 +138,8 @@ class Fleet:
             stack.callback(worker.close, 0)
             self._workers.append(worker)
             self._ledgers.append(Reader(place))
-        #: The processes that were killed: of which worker, its number, when, and how.
-        self._killed: list[tuple[int, int, float, str]] = []
+        #: The processes that were killed: of which worker, its number, and when.
+        self._killed: list[tuple[int, int, float]] = []
         self.kills = 0
 
     def run(self) -> tuple[Sequence[Use], float, float]:
@@ -174,19 +167,18 @@ class Fleet:
     def _kill(self) -> None:
         n = self._rng.randrange(len(self._workers))
         processes = self._workers[n].kill(self._rng, self._asked.kills)
-        how = "a process was killed" if len(processes) == 1 else "a worker was killed"
-        self._killed += [(n, process, time.time(), how) for process in processes]
+        self._killed += [(n, process, time.time()) for process in processes]
         self.kills += 1
 
     def _uses(self) -> Iterator[Use]:
         for n, ledger in enumerate(self._ledgers):
             ledger.refresh()
-            kills = [(at, how, process) for of, process, at, how in self._killed if of == n]
+            kills = [(at, True, process) for of, process, at in self._killed if of == n]
             for job in ledger.jobs:
                 for start in ledger.lines(job, "start"):
-                    ends = [(line.at, "it was done", line.pid) for line in ledger.lines(job, "done")]
-                    its = [(at, by) for at, by, pid in ends + kills if pid == start.pid and at >= start.at]
-                    yield Use(start.at, *min(its, default=(float("inf"), "")))
+                    ends = [(line.at, False, line.pid) for line in ledger.lines(job, "done")]
+                    its = [(at, how) for at, how, pid in ends + kills if pid == start.pid and at >= start.at]
+                    yield Use(start.at, *min(its, default=(float("inf"), False)))
 
 
 if __name__ == "__main__":
