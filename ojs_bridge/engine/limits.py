@@ -16,6 +16,7 @@ from ..rules.holds import ASK_AGAIN
 from ..rules.job import Job
 from ..rules.rates import Pace, every_of
 from ..store import Document, Filter, Parked, Reservation, Store, next_of
+from .heartbeat import lives_here
 from .holds import RELEASE_SECONDS, KnownHolds
 from .scheduler import once_a_period
 
@@ -289,9 +290,13 @@ def _part(name: str, value: str) -> str:
 
 
 def _live(store: Store, taken: Taken, now: datetime) -> dict[Reservation, datetime]:
-    """Return the slots whose jobs are under way, or were just given one."""
-    under_way = {*store.reservations.under_way([*taken], now=now)}
-    return {held: at for held, at in taken.items() if held in under_way or now - at < GIVEN}
+    """Return the slots whose jobs are under way, or were just given one.
+
+    A job is not under way whose process has ended on this machine, though its message has not come back.
+    """
+    held_by = store.reservations.under_way([*taken], now=now)
+    is_live = {held: lives_here(holder) is not False for held, holder in held_by.items()}
+    return {held: at for held, at in taken.items() if is_live.get(held, now - at < GIVEN)}
 
 
 def _pace(known: Document | None, now: datetime, every: timedelta) -> Pace:

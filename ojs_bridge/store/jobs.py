@@ -110,8 +110,8 @@ class ReservedRuns(Protocol):
     ) -> Sequence[Reservation]:
         """Extend the unsettled reservations of `holder`; return those that `holder` has lost."""
 
-    def under_way(self, reservations: Sequence[Reservation], *, now: datetime) -> Sequence[Reservation]:
-        """Return those that are neither settled nor expired, whoever holds them."""
+    def under_way(self, reservations: Sequence[Reservation], *, now: datetime) -> Mapping[Reservation, str]:
+        """Return those that are neither settled nor expired, with their holders."""
 
     def settle(self, settle: Settle) -> bool:
         """Mark a reservation as settled; False when the record has another fence or holder, and stays.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +174,30 @@ def test_a_job_finds_the_slot_that_it_was_given_taken_if_it_comes_too_late(
     monkeypatch.setattr(limits_of(second), "_wrote_slots", write)
     other = begin(second, "j-2")
     assert sorted(type(each).__name__ for each in (*came, other)) == ["Held", "Run"]
+
+
+def test_the_slot_of_a_process_that_has_ended_here_is_given_on(fleet: Fleet) -> None:
+    """Its message has not come back, and its reservation has not run out. A frozen process keeps its slot."""
+    worker = fleet.worker(BANK)
+    process = get_context("fork").Process(target=_take_and_stop, args=(fleet,))
+    process.start()
+    assert process.pid
+    os.waitpid(process.pid, os.WUNTRACED)
+    assert isinstance(begin(worker, "j-2"), Held)
+    limits_of(worker).wake()
+    assert published(worker) == []
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    limits_of(worker).wake()
+    assert isinstance(begin(worker, again(worker, "j-2")), Run)
+
+
+BANK = Dependency("bank", jobs=["act"], concurrency=1)
+
+
+def _take_and_stop(fleet: Fleet) -> None:
+    begun(fleet.worker(BANK), "j-1")
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def test_a_job_that_waits_for_a_slot_does_not_wait_for_the_rate_again(fleet: Fleet) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -90,12 +90,13 @@ class RedisReservedRuns:
         words: list[Word] = [holder, end, end + OUTLIVE_MS, *map(_fence, reservations)]
         return [reservations[n] for n in self._server.run("extend", self._keys(*reservations), words)]
 
-    def under_way(self, reservations: Sequence[Reservation], *, now: datetime) -> Sequence[Reservation]:
-        """Return those that are neither settled nor expired."""
+    def under_way(self, reservations: Sequence[Reservation], *, now: datetime) -> Mapping[Reservation, str]:
+        """Return those that are neither settled nor expired, with their holders."""
         if not reservations:
-            return []
+            return {}
         words: list[Word] = [to_ms(now), *map(_fence, reservations)]
-        return [reservations[n] for n in self._server.run("under_way", self._keys(*reservations), words)]
+        found = self._server.run("under_way", self._keys(*reservations), words)
+        return {reservations[n]: holder.decode("utf-8", "surrogatepass") for n, holder in found}
 
     def settle(self, settle: Settle) -> bool:
         """Mark a reservation as settled; False when the record has another fence or holder."""

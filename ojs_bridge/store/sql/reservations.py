@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any
@@ -123,15 +123,16 @@ class SQLReservedRuns:
                     lost += _without(batch, connection.execute(sa.select(_r.key, _r.fence).where(held)))
         return lost
 
-    def under_way(self, reservations: Sequence[Reservation], *, now: datetime) -> Sequence[Reservation]:
-        """Return those that are neither settled nor expired."""
-        live = set[tuple[str, int]]()
+    def under_way(self, reservations: Sequence[Reservation], *, now: datetime) -> Mapping[Reservation, str]:
+        """Return those that are neither settled nor expired, with their holders."""
+        live = dict[tuple[str, int], str]()
         for batch in batches(list(dict.fromkeys(reservations))):
             is_live = sa.and_(self._any_of(batch), sa.not_(_r.settled), _r.until_ms > to_ms(now))
             with self._db.connection() as connection:
-                rows = connection.execute(sa.select(_r.key, _r.fence).where(is_live))
-                live.update((row.key, row.fence) for row in rows)
-        return [each for each in reservations if (index_id(each.key), each.fence) in live]
+                rows = connection.execute(sa.select(_r.key, _r.fence, _r.holder).where(is_live))
+                live.update(((row.key, row.fence), row.holder) for row in rows)
+        found = {each: live.get((index_id(each.key), each.fence)) for each in reservations}
+        return {each: holder for each, holder in found.items() if holder is not None}
 
     def settle(self, settle: Settle) -> bool:
         """Mark a reservation as settled; False when the record has another fence or holder."""
