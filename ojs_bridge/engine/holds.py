@@ -197,9 +197,11 @@ class Releaser:
         holds = read(self._store.documents)
         self._tell({hold.id: hold for hold in holds if hold.is_on(now)})
         self.send_probes(holds, now)
-        ends = [hold.ended_at or hold.until for hold in holds if not hold.is_on(now)]
+        # A limit may stand in the place of one that has held all jobs.
+        changed = [hold.ended_at or (hold.since if hold.is_limit else None) for hold in holds]
+        ends = [at or (None if one.is_on(now) else one.until) for one, at in zip(holds, changed, strict=True)]
         latest = max((at for at in ends if at), default=None)
-        if any(hold.ended_at and now < hold.ended_at + BEGINS for hold in holds):
+        if any(at and now < at + BEGINS for at in changed):
             return
         key = _key(holds, now)
         if key == self._done:
@@ -280,7 +282,9 @@ class Releaser:
         """Return the holds of a held job, all of which have ended; None if it waits on."""
         job = job_of_parked(parked)
         its = [] if job.turn else that_hold(holds, job, self._dependencies)
-        return None if job.turn or any(hold.is_on(now) for hold in its) else its
+        # The dependency of a hold may be one that this process does not know.
+        on = [hold for hold in holds if hold in its or parked.reason.startswith(hold.says)]
+        return None if job.turn or any(hold.is_on(now) for hold in on) else its
 
     def _turns(self, its: Sequence[Hold], now: datetime) -> tuple[Turns, datetime]:
         """Return the turns of a job by the slowest of its holds, and when all of them had ended."""

@@ -56,8 +56,10 @@ class Hold:
     def __post_init__(self) -> None:
         check_pattern("type", self.type)
         check_pattern("error_type", self.error_type)
-        if self.queue is not None and not (self.queue and isinstance(self.queue, str)):
-            raise ValueError(f"queue: {self.queue!r} must be the name of a queue")
+        for field, name in (("queue", self.queue), ("dependency", self.dependency)):
+            # Nobody is to hold everything with the empty value of a variable.
+            if name is not None and not (name and isinstance(name, str)):
+                raise ValueError(f"{field}: {name!r:.100} must be the name of a {field}")
         if len(self.why) > MAX_WHY:
             raise ValueError(f"reason: {len(self.why):,} characters; there may be {MAX_WHY:,} at most")
 
@@ -97,6 +99,11 @@ class Hold:
         is_of = is_of or any(matches(type_, pattern) for pattern in self.jobs)
         return is_of and self.queue in (None, queue) and (self.type is None or matches(type_, self.type))
 
+    @property
+    def says(self) -> str:
+        """Why a job waits that it holds."""
+        return f"held by {self.reason}"
+
     def lets_probe(self, now: datetime) -> bool:
         """Return whether it may let a probe through now."""
         return self.is_on(now) and self.probe_at is not None and now >= self.probe_at
@@ -116,7 +123,7 @@ class Hold:
         until = None if self.rate and most == ASK_AGAIN else self.until
         ends = [now + most, *(at for at in (until, job.expires) if at)]
         at = later(max(min(ends), now), 0)
-        return SnoozeUntil(at, (at - now).total_seconds(), f"held by {self.reason}", hold=self.id)
+        return SnoozeUntil(at, (at - now).total_seconds(), self.says, hold=self.id)
 
     def to_ojs(self) -> dict[str, Any]:
         """Return the fields, with times as texts."""
