@@ -358,9 +358,13 @@ class Acknowledgements:
         return sum(map(len, self.lines))
 
     def flush(self) -> None:
-        """Wait until all of them are acknowledged."""
-        while self.pending():
+        """Wait until all of them are acknowledged, unless their broker is away."""
+        while self.pending() and not self.is_away():
             time.sleep(0.005)
+
+    def is_away(self) -> bool:
+        """Return whether the broker is away, and has been for some time: it delivers the messages again."""
+        return False
 
     def send(self, ended: Ended) -> None:
         """Have a message acknowledged soon, and its run settled before; raises ConnectionClosed."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -86,6 +87,8 @@ class Hands:
             do_requeue(broker)(queue_name, *ids[start : start + 1000])
 
 
+#: For how long a worker that stops waits for a Redis that is away.
+AWAY_SECONDS = 10.0
 #: Dramatiq's own acknowledgement, of many messages. What another worker has by now is left to it; the answer
 #: has the positions of those.
 #: KEYS: the heartbeats, this worker's unacknowledged ids, the queue's messages. ARGV: the time, the worker's
@@ -114,6 +117,11 @@ class JointAcknowledgements(Acknowledgements):
         self._broker, self._outage, self._is_out = broker, outage, False
         self._script = broker.client.register_script(_ACKNOWLEDGE)
         self.lines.append(Line("ojs-acknowledging", self._send))
+
+    def is_away(self) -> bool:
+        """Return whether Redis is away, and has been for AWAY_SECONDS."""
+        since = self._outage.since if self._is_out else None
+        return since is not None and time.monotonic() - since >= AWAY_SECONDS
 
     def _acknowledge(self, lot: Lot) -> None:
         self.lines[-1].put(lot)

@@ -141,6 +141,18 @@ def test_a_delayed_job_whose_redis_goes_away_as_it_is_due_runs_once(mortal: Valk
     assert len(job.runs) == 1
 
 
+def test_a_worker_whose_redis_is_away_stops(mortal: Valkey, unique: str) -> None:
+    """What it could not acknowledge is acknowledged, or delivered again, when Redis is back."""
+    fleet = redis_fleet(mortal, unique)
+    job = fleet.send(fleet.actor(lambda n: mortal.kill()))
+    with fleet.working(threads=2) as worker:
+        assert fleet.end(job).type == "job.completed"
+    assert not any(thread.is_alive() for thread in worker.workers)
+    mortal.start()
+    eventually(lambda: fleet.left() == 0, seconds=60)
+    assert len(job.runs) == 1
+
+
 def test_a_pending_retry_survives_an_outage_of_redis(mortal: Valkey, unique: str) -> None:
     fleet = redis_fleet(mortal, unique)
     job = fleet.send(fleet.actor(fails_once, ojs_retry={"initial_interval": "PT5S"}))
