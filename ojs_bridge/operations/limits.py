@@ -79,12 +79,14 @@ class Limits:
 
         Raises DependencyNotFound.
         """
-        on, known, name = self._on(), self._dependencies.by_name, key
-        if key not in known and (one := known.get(key.partition(":")[0])) and one.key:
-            name = one.name
-        elif key not in known and key not in on:
-            raise self._unknown(key)
-        return self._state(key, name, on)
+        on, known = self._on(), self._dependencies.by_name
+        if key in known or key in on:
+            return self._state(key, key, on)
+        # A name may have colons, and so may a value.
+        keyed = (one.name for one in known.values() if one.key and key.startswith(f"{one.name}:"))
+        if name := max(keyed, key=len, default=""):
+            return self._state(key, name, on)
+        raise self._unknown(key)
 
     @uninterrupted()
     def set(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ..errors import ConfigurationError
 from .notations import rate_at
+from .rates import APART
 
 #: How many seconds' worth of the least is saved up; most of what first attempts have earned beyond that is
 #: gone after as many.
@@ -74,7 +75,8 @@ class Credit(NamedTuple):
             saved = min(saved + seconds / budget.seconds, budget.most)
         else:
             saved = budget.most + (saved - budget.most) * math.exp(-seconds / SECONDS)
-        return Credit(saved + budget.share * firsts, max(now, self.at), self.planned)
+        at = now if self.at - now > APART else max(now, self.at)
+        return Credit(saved + budget.share * firsts, at, self.planned)
 
     def next(
         self, budget: Budget, now: datetime, *, has_turn: bool = False

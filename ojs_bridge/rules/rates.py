@@ -10,6 +10,8 @@ from .notations import rate_at
 #: How far begins may run ahead of an even pace. Jobs with a turn may run ahead by one: else the turn of a job
 #: that comes late would be lost.
 TOLERANCE = timedelta(seconds=0.1)
+#: How far the clocks of a fleet may be apart. What was counted later than that was counted by a wrong clock.
+APART = timedelta(minutes=1)
 
 
 def every_of(rate: str | float) -> timedelta:
@@ -30,6 +32,9 @@ class Pace(NamedTuple):
 
     def at_rate(self, now: datetime, every: timedelta) -> Pace:
         """Return the pace at another rate: what lies ahead takes so much more time, or so much less."""
+        if self.begun - now > APART + 2 * max(self.every, TOLERANCE):
+            # Turns that lie ahead are looked at, and brought forward.
+            return Pace(now, min(self.planned, now + APART), self.every).at_rate(now, every)
         if every == self.every:
             return self
         begun, planned = (

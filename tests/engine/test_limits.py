@@ -363,3 +363,26 @@ def test_a_limit_that_is_none_is_refused(fleet: Fleet, limit: dict[str, Any], sa
     with pytest.raises((ValueError, ConfigurationError), match=re.escape(said)):
         worker.limit("bank", **limit)
     assert worker.holds.list() == []
+
+
+@pytest.mark.parametrize("limit", [{"rate": "1/s"}, {"budget": 0.5}], ids=["rate", "budget"])
+def test_a_clock_that_was_wrong_for_a_moment_stops_no_fleet(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, limit: dict[str, Any]
+) -> None:
+    """One worker took the year for the next one, and began what it could: no job waits for that year."""
+    bank = Dependency("bank", jobs=["act"], **limit)
+    wrong, worker = fleet.worker(bank, framework="wrong"), fleet.worker(bank)
+    of = "budgets" if "budget" in limit else "limits"
+
+    def put_clock(bridge: Bridge, ahead: timedelta) -> Any:
+        monkeypatch.setattr(getattr(bridge.engine, of), "_clock", lambda: bridge.engine.now() + ahead)
+        return getattr(bridge.engine, of)
+
+    put_clock(wrong, timedelta(days=365))
+    jobs = [Job(f"w-{n}", "act", "default", 2) for n in range(15)]
+    assert isinstance([begin(wrong, job, framework="wrong") for job in jobs][-1], Held)
+    left = [begin(worker, Job(f"j-{n}", "act", "default", 2)) for n in range(3)]
+    for minutes in range(5):
+        put_clock(worker, minutes * MINUTE).wake()
+    for job_id in ["w-14", *(admission.job.id for admission in left if isinstance(admission, Held))]:
+        assert waiting(worker, job_id).next_retry_at < worker.engine.now() + 10 * MINUTE

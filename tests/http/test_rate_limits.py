@@ -94,6 +94,18 @@ def test_each_value_of_an_argument_has_a_state(door: House) -> None:
     assert [one["argument"] for one in (whole, a)] == ["account", None]
 
 
+@pytest.mark.parametrize("name", ["http:shop", "shop:eu", "shop"])
+def test_a_name_may_have_colons(tmp_path: Path, name: str) -> None:
+    """The longest name counts, and a value may have colons, too."""
+    ones = [
+        Dependency(one, jobs=["sync"], concurrency=2, key="account") for one in dict.fromkeys(["shop", name])
+    ]
+    door = house(f"sqlite:///{tmp_path}/ojs.db", dependencies=ones)
+    of_type(door.bridge, "a-0", account="a:b")
+    found = door.client.get(f"{LIMITS}/{name}:a:b").json()
+    assert (found["key"], found["concurrency"]["active"]) == (f"{name}:a:b", 1)
+
+
 def of_type(bridge: Bridge, job_id: str, *, account: object) -> None:
     """Begin a job of the shop."""
     begin(bridge, Job(job_id, "sync", "default"), account=account)
