@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Protocol
@@ -46,9 +46,9 @@ ON = datetime.max.replace(microsecond=0)
 FRESH, FIRST_SECONDS = 1.0, 5.0
 #: For how long the store keeps a hold that has ended.
 KEPT = timedelta(hours=1)
-#: How often a worker looks for held jobs that nothing holds any more, and for how long it moves them in one
-#: go, in seconds.
-RELEASE_SECONDS, GO_SECONDS = 2.0, 20.0
+#: How often a worker looks for held jobs that nothing holds any more, and for how long it moves them before
+#: it publishes what is due, in seconds; and for how long no other worker looks if this one dies.
+RELEASE_SECONDS, GO_SECONDS, ALONE = 2.0, 0.25, timedelta(minutes=1)
 #: How long after somebody has ended a hold it begins to look, and how long it looks for more: workers that
 #: have read the holds before would hold a job again, or hold it still.
 BEGINS, LOOKS_FOR = timedelta(seconds=2), timedelta(seconds=8)
@@ -58,7 +58,7 @@ PROBE = timedelta(seconds=10)
 PARKING = timedelta(seconds=5)
 _PAGE = 500
 #: How many held jobs are made due before it looks whether a hold has begun.
-_GO = 100
+_GO = 25
 _ANY_TIME = timedelta(days=3650)
 
 
@@ -186,13 +186,18 @@ class Releaser:
     def __init__(self, store: Store, clock: Callable[[], datetime], dependencies: Dependencies) -> None:
         self._store, self._clock, self._dependencies = store, clock, dependencies
         self._holder = uuid.uuid4().hex
-        #: The holds for which all held jobs were looked at.
-        self._done = ""
+        #: The holds for which all held jobs were looked at, and those for which they are looked at now.
+        self._done = self._looks_for = ""
+        self._pages: Iterator[int] = iter(())
+        self._moved = 0
         #: The holds of which the log was told that they are on.
         self._told: dict[str, Hold] = {}
 
-    def release(self) -> None:
-        """Look at the held jobs if the holds have changed since all were looked at; raises StoreError."""
+    def release(self) -> bool:
+        """Look at some held jobs if the holds have changed since all were looked at; raises StoreError.
+
+        Return whether there are more to look at.
+        """
         now = self._clock()
         holds = read(self._store.documents)
         self._tell({hold.id: hold for hold in holds if hold.is_on(now)})
@@ -202,27 +207,41 @@ class Releaser:
         ends = [at or (None if one.is_on(now) else one.until) for one, at in zip(holds, changed, strict=True)]
         latest = max((at for at in ends if at), default=None)
         if any(at and now < at + BEGINS for at in changed):
-            return
+            return False
         key = _key(holds, now)
         if key == self._done:
-            return
+            return False
         reservation = Reservation(f"ojs-bridge:release:{uuid.uuid5(uuid.NAMESPACE_OID, key)}", 0)
-        reservations, until = self._store.reservations, now + timedelta(seconds=3 * GO_SECONDS)
+        reservations, until = self._store.reservations, now + ALONE
         asked = reservations.reserve(
             reservation, publication="", holder=self._holder, mark=uuid.uuid4().hex, now=now, until=until
         )
         if asked.grant is Grant.HELD:
-            return
+            return False
         settle = Settle(reservation, self._holder, now + KEEP)
         if asked.grant is not Grant.SETTLED:
-            moved = self.look(holds, now)
-            if moved or (latest and now < latest + LOOKS_FOR):
+            is_more = self._goes_on(key, holds, now)
+            if is_more or self._moved or (latest and now < latest + LOOKS_FOR):
                 reservations.release(settle)
-                return
+                return is_more
             reservations.settle(settle)
         self._done = key
         for kind in (KIND, TURNS):
             self._store.documents.forget(kind, before=now - KEPT)
+        return False
+
+    def _goes_on(self, key: str, holds: Sequence[Hold], now: datetime) -> bool:
+        """Look at some pages of held jobs; return whether there are more."""
+        if key != self._looks_for:
+            self._pages, self._moved = self.look(holds, now), 0
+        # After an error it begins again.
+        self._looks_for, ends = "", time.monotonic() + GO_SECONDS
+        for moved in self._pages:
+            self._moved += moved
+            if time.monotonic() >= ends:
+                self._looks_for = key
+                return True
+        return False
 
     def send_probes(self, holds: Sequence[Hold], now: datetime) -> None:
         """Make some jobs due of each breaker that lets probes through; one worker of the fleet does it."""
@@ -259,12 +278,12 @@ class Releaser:
                 logger.warning("%s %s no more: %s", does, hold.of, hold.reason)
         self._told = on
 
-    def look(self, holds: Sequence[Hold], now: datetime) -> int:
-        """Make jobs due that nothing holds, until a hold begins or ends; return how many."""
-        moved, ends, cursor = 0, time.monotonic() + GO_SECONDS, None
-        while time.monotonic() < ends:
+    def look(self, holds: Sequence[Hold], now: datetime) -> Iterator[int]:
+        """Make jobs due that nothing holds, until a hold begins or ends; yield how many of each page."""
+        cursor = None
+        while True:
             page = self._store.parked.list(Filter(kind="held"), limit=_GO, cursor=cursor)
-            rated: dict[tuple[Turns, datetime], list[Parked]] = {}
+            moved, rated = 0, dict[tuple[Turns, datetime], list[Parked]]()
             for parked in page.jobs:
                 its = self._ended(parked, holds, now)
                 if its and any(hold.rate for hold in its):
@@ -272,11 +291,10 @@ class Releaser:
                 elif its is not None and parked.next_retry_at != parked.parked_at:
                     # Without a rate they go in the order in which they came.
                     moved += self._store.parked.reschedule(parked, parked.parked_at)
-            moved += sum(self._give(*turns, jobs) for turns, jobs in rated.items())
+            yield moved + sum(self._give(*turns, jobs) for turns, jobs in rated.items())
             cursor = page.next_cursor
             if cursor is None or _key(read(self._store.documents), self._clock()) != _key(holds, now):
-                break
-        return moved
+                return
 
     def _ended(self, parked: Parked, holds: Sequence[Hold], now: datetime) -> Sequence[Hold] | None:
         """Return the holds of a held job, all of which have ended; None if it waits on."""

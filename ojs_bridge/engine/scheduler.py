@@ -50,7 +50,10 @@ _publishing = BetweenForks()
 
 @dataclass(frozen=True, slots=True)
 class Chore:
-    """A task that each worker does every so many seconds; `name` is for the log."""
+    """A task that each worker does every so many seconds; `name` is for the log.
+
+    It returns True if it has more to do, after what is due was published.
+    """
 
     name: str
     seconds: float
@@ -230,11 +233,7 @@ class Scheduler:
             if framework in self._waiting:
                 self._waiting.remove(framework)
                 logger.warning("parked jobs of %s go on", framework)
-        for chore, due in self._due.items():
-            if time.monotonic() >= due:
-                self._due[chore] = time.monotonic() + chore.seconds
-                self._do(chore)
-        if not is_more:
+        if not self._did_more() and not is_more:
             self._stop.wait(max(0.0, began + POLL_SECONDS - time.monotonic()))
         return True
 
@@ -252,12 +251,21 @@ class Scheduler:
             logger.warning("%s: not done this time: %s: %s", name, type(error).__name__, error)
         self._undone.clear()
 
-    def _do(self, chore: Chore) -> None:
-        """Do a chore; never raises, and after any error the chore comes again in its time."""
-        try:
-            chore.do()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the log is told by the next round
-            self._undone[chore.name] = error
+    def _did_more(self) -> bool:
+        """Do the chores that are due; return whether one has more to do.
+
+        It never raises, and after any error a chore comes again in its time.
+        """
+        is_more = False
+        for chore, due in self._due.items():
+            if time.monotonic() >= due:
+                self._due[chore] = time.monotonic() + chore.seconds
+                try:
+                    if chore.do() is True:
+                        self._due[chore], is_more = 0.0, True
+                except (Exception, SystemExit) as error:  # noqa: BLE001 - the log is told by the next round
+                    self._undone[chore.name] = error
+        return is_more
 
     def _sweep(self) -> None:
         with suppress(StoreError):

@@ -246,7 +246,7 @@ class VirtualTime:
         """Return when the next job of the store is to run; a held job, when its holds end, if they do."""
         now, known = self._clock(), holds.read(self._documents)
         self._releaser.send_probes(known, now)
-        self._releaser.look(known, now)
+        deque(self._releaser.look(known, now), maxlen=0)
         free = self.bridge.retries.list(limit=1), self.bridge.scheduled.list(limit=1)
         times = [parked.next_retry_at for page in free for parked in page.jobs]
         for parked in self._waiting(kind="held"):
