@@ -2,7 +2,7 @@
 
     python -m models.slots            every scene, and the broken twins: half a minute; --deep has more
 
-A document of the store names the jobs that have a slot and those that wait for one. It is read, and written
+A document of the store names the jobs that have slots and those that wait for some. It is read, and written
 only if nobody has written it meanwhile (engine/limits.py). Between two steps of one process all others may
 take theirs. Time is left out: a slot that was given and not taken grows old whenever it is possible at all.
 """
@@ -10,7 +10,7 @@ take theirs. Time is left out: a slot that was given and not taken grows old whe
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 #: The ages of an entry: a job that is given a slot trusts it while it is fresh; an old one counts as taken
@@ -38,7 +38,8 @@ class Process(NamedTuple):
 
     slots: Slots = Slots()
     is_latest: bool = False
-    following: int = -1  # the job to which it gives a slot
+    is_late: bool = False  # its job was given slots long ago
+    following: tuple[int, ...] = ()  # the jobs to which it gives slots
 
 
 class Job(NamedTuple):
@@ -59,13 +60,15 @@ class State(NamedTuple):
     kills: int = 0
     cancels: int = 0
     asks: int = 0  # a held job asks again, though nobody has given it a slot
+    overtaken: bool = False  # a job has taken a slot before one that waits
 
 
 class Rules(NamedTuple):
-    """How many jobs and slots there are, and the faults."""
+    """How many jobs and slots there are, how many each job needs (one), and the faults."""
 
     jobs: int = 2
     most: int = 1
+    weights: tuple[int, ...] = ()
     kills: int = 1
     cancels: int = 0
     asks: int = 0
@@ -74,7 +77,22 @@ class Rules(NamedTuple):
 
 Step = tuple[str, bool, State]
 #: Where a worker has a job; a kill at these leaves its reservation as it is.
-AT_WORK = ("reserved", "read", "looked", "running", "parking", "ended", "freeing", "freed")
+AT_WORK = (
+    *("reserved", "read", "looked", "sharing", "gives", "gave", "running", "parking", "ended", "freeing"),
+    "freed",
+)
+
+
+def used(entries: Iterable[Entry], rules: Rules) -> int:
+    """Return how many slots are taken."""
+    if rules.broken == "counts_one":
+        return len([*entries])
+    return sum(weight(entry.job, rules) for entry in entries)
+
+
+def weight(n: int, rules: Rules) -> int:
+    """Return how many slots a job needs."""
+    return rules.weights[n] if rules.weights else 1
 
 
 def put(s: State, n: int, **changes: object) -> State:
@@ -151,22 +169,19 @@ def of_job(s: State, n: int, job: Job, rules: Rules) -> Iterator[Step]:
                 )
                 return
             others = tuple(one for one in mine.slots.taken if one not in own)
-            if len(others) >= rules.most:
+            if used(others, rules) + weight(n, rules) > rules.most:
                 others = live(s, others, rules)
-            looked = mine._replace(slots=mine.slots._replace(taken=others))
+            looked = mine._replace(slots=mine.slots._replace(taken=others), is_late=bool(own))
             yield f"{n} looks which slots are taken", False, put(s, n, pc="looked", process=looked)
         case "looked":
-            taken, waits = mine.slots
-            if len(taken) < rules.most:
-                slots, goes = Slots((*taken, Entry(n, job.fence)), waits), "running"
-            else:
-                left = tuple(one for one in waits if one[0] != n)
-                slots, goes = Slots(taken, (*left, (n, job.fence + 1))), "parking"
-            t = write(s, slots, mine, rules)
-            if t is None:
-                yield f"{n} could not write the slots", False, put(s, n, pc="reserved", process=Process())
-            else:
-                yield f"{n} writes the slots, and is {goes}", False, put(t, n, pc=goes, process=Process())
+            yield asked(s, n, job, rules)
+        case "sharing":  # others wait, and there is a free slot
+            t = put(s, n, pc="gives", process=Process(s.slots, is_latest=True))
+            yield f"{n}'s worker reads for others", False, t
+        case "gives":
+            yield from give(s, n, mine, mine.slots.taken, rules)
+        case "gave":
+            yield f"{n}'s worker sends others", False, sent(put(s, n, pc="parking", process=Process()), mine)
         case "parking":  # parked and settled in one step
             yield f"{n} waits", False, put(s, n, pc="held", fence=job.fence + 1, reserved=False)
         case "running":
@@ -182,34 +197,80 @@ def of_job(s: State, n: int, job: Job, rules: Rules) -> Iterator[Step]:
             yield from give(s, n, mine, left, rules)
         case "freed":
             t = put(s, n, pc="done", process=Process())
-            yield f"{n}'s worker sends the next job", False, sent(t, mine.following)
+            yield f"{n}'s worker sends the next jobs", False, sent(t, mine)
+
+
+def asked(s: State, n: int, job: Job, rules: Rules) -> Step:
+    """Return how a job takes slots, or waits for some (`_has_slots`)."""
+    mine, (taken, waits) = job.process, job.process.slots
+    is_next = mine.is_late or not waits or waits[0][0] == n or rules.broken == "overtakes"
+    has_them = is_next and used(taken, rules) + weight(n, rules) <= rules.most
+    place, place_in = (
+        (n, job.fence + 1),
+        [one[0] for one in waits].index(n) if n in dict(waits) else len(waits),
+    )
+    if has_them:
+        slots, goes = (
+            Slots((*taken, Entry(n, job.fence)), (*waits[:place_in], *waits[place_in + 1 :])),
+            "running",
+        )
+    else:
+        slots = Slots(taken, (*waits[:place_in], place, *waits[place_in + 1 :]))
+        goes = "parking" if is_next or used(taken, rules) >= rules.most else "sharing"
+    t = write(s, slots, mine, rules)
+    if t is None:
+        return f"{n} could not write the slots", False, put(s, n, pc="reserved", process=Process())
+    overtakes = has_them and not mine.is_late and is_held(s, waits[:place_in])
+    t = put(t, n, pc=goes, process=Process())._replace(overtaken=overtakes)
+    return f"{n} writes the slots, and is {goes}", False, t
 
 
 def give(s: State, n: int, mine: Process, left: tuple[Entry, ...], rules: Rules) -> Iterator[Step]:
-    """Yield how a process gives a free slot to the next job (`_give`); the waker has no job of its own."""
-    left, following, waits = live(s, left, rules), -1, mine.slots.waits
-    if len(left) < rules.most:
-        while waits and following < 0:
-            (job, fence), waits = waits[0], waits[1:]
-            if s.jobs[job].pc == "held" and s.jobs[job].fence == fence:
-                following = job
-        if following < 0:
-            has = {(one.job, one.fence) for one in left}
-            found = [j for j, one in enumerate(s.jobs) if one.pc == "held" and (j, one.fence) not in has]
-            following = found[0] if found else -1
-    if following >= 0:
-        left = (*left, Entry(following, s.jobs[following].fence))
-    elif n < 0:
-        yield "nobody waits for a free slot", False, s._replace(waker=("idle", Process()))
-        return
-    t = write(s, Slots(left, waits), mine, rules)
+    """Yield how a process gives free slots to the next jobs (`_give`); the waker has no job of its own."""
+    left, given, waits = live(s, left, rules), tuple[int, ...](), mine.slots.waits
+    while used(left, rules) < rules.most:
+        job, waits = following(s, left, waits)
+        if job < 0:
+            break
+        if used(left, rules) + weight(job, rules) > rules.most and rules.broken != "gives_part":
+            waits = ((job, s.jobs[job].fence), *waits)
+            break
+        left, given = (*left, Entry(job, s.jobs[job].fence)), (*given, job)
+    has_ended = n >= 0 and s.jobs[n].pc == "freeing"
+    t: State | None = s
+    if given or has_ended or waits != mine.slots.waits:
+        t = write(s, Slots(left, waits), mine, rules)
+    process = Process(following=given)
     if n < 0:
-        waker = ("idle", Process()) if t is None else ("gave", Process(following=following))
-        yield "a worker looks for a free slot", False, (t or s)._replace(waker=waker)
+        waker = ("gave", process) if t and given else ("idle", Process())
+        yield "a worker looks for free slots", False, (t or s)._replace(waker=waker)
     elif t is None:
-        yield f"{n}'s worker could not write", False, put(s, n, pc="ended", process=Process())
+        back = "ended" if has_ended else "sharing"
+        yield f"{n}'s worker could not write", False, put(s, n, pc=back, process=Process())
     else:
-        yield f"{n} gives its slot back", False, put(t, n, pc="freed", process=Process(following=following))
+        pc = "freed" if has_ended else "gave"
+        yield f"{n}'s worker gives slots to {given}", False, put(t, n, pc=pc, process=process)
+
+
+def following(
+    s: State, left: tuple[Entry, ...], waits: tuple[tuple[int, int], ...]
+) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Return the job that has waited longest, or -1, and those that wait on (`_next`)."""
+    parking = tuple[tuple[int, int], ...]()
+    while waits:
+        (job, fence), waits = waits[0], waits[1:]
+        if is_held(s, ((job, fence),)):
+            return job, (*parking, *waits)
+        if s.jobs[job].pc in ("sharing", "gives", "gave", "parking"):
+            parking = (*parking, (job, fence))
+    has = {(one.job, one.fence) for one in left}
+    found = [j for j, one in enumerate(s.jobs) if one.pc == "held" and (j, one.fence) not in has]
+    return (found[0] if found else -1), parking
+
+
+def is_held(s: State, waits: Iterable[tuple[int, int]]) -> bool:
+    """Return whether one of those that wait is in the store."""
+    return any(s.jobs[job].pc == "held" and s.jobs[job].fence == fence for job, fence in waits)
 
 
 def of_waker(s: State, rules: Rules) -> Iterator[Step]:
@@ -220,12 +281,14 @@ def of_waker(s: State, rules: Rules) -> Iterator[Step]:
     elif pc == "read":
         yield from give(s, -1, mine, mine.slots.taken, rules)
     elif pc == "gave":
-        yield "a worker sends a job", False, sent(s._replace(waker=("idle", Process())), mine.following)
+        yield "a worker sends jobs", False, sent(s._replace(waker=("idle", Process())), mine)
 
 
-def sent(s: State, n: int) -> State:
-    """Send a job that waits; it may have gone meanwhile."""
-    return put(s, n, pc="queue") if n >= 0 and s.jobs[n].pc == "held" else s
+def sent(s: State, process: Process) -> State:
+    """Send jobs that wait; they may have gone meanwhile."""
+    for n in process.following:
+        s = put(s, n, pc="queue") if s.jobs[n].pc == "held" else s
+    return s
 
 
 def canonical(s: State) -> State:
@@ -252,8 +315,12 @@ def explore(rules: Rules) -> tuple[int, Mapping[str, list[str]]]:
     seen, states, ways, back = {first: 0}, [first], [(-1, "")], [list[int]()]
     wrong: dict[str, int] = {}
     for n, s in enumerate(states):
-        if sum(job.pc == "running" for job in s.jobs) > rules.most:
+        if sum(weight(n, rules) for n, job in enumerate(s.jobs) if job.pc == "running") > rules.most:
             wrong.setdefault("S1 more jobs run than there are slots", n)
+        if s.overtaken:
+            wrong.setdefault("S3 a job goes before one that waits", n)
+        if wrong and rules.broken:
+            break
         for label, is_fault, after in steps(s, rules):
             t = canonical(after)
             if t not in seen:
@@ -270,7 +337,7 @@ def explore(rules: Rules) -> tuple[int, Mapping[str, list[str]]]:
             if n not in can_end:
                 can_end.add(n)
                 ends.append(n)
-    if len(can_end) < len(states):
+    if len(can_end) < len(states) and not wrong:
         wrong.setdefault("S2 stuck: a slot is lost", min(set(range(len(states))) - can_end))
     return len(states), {what: _trace(ways, n) for what, n in wrong.items()}
 
@@ -287,15 +354,22 @@ SCENES = {
     "two jobs, one slot, two kills": Rules(kills=2),
     "two jobs, one slot, one that is cancelled and asks again": Rules(cancels=1, asks=1),
     "two jobs, two slots, a kill": Rules(most=2),
+    "a job that needs both slots and one that needs one, a kill": Rules(most=2, weights=(2, 1)),
 }
 #: With three jobs, some minutes.
-DEEP = {"three jobs, one slot": Rules(3, kills=0)}
+DEEP = {
+    "three jobs, one slot": Rules(3, kills=0),
+    "three jobs, two slots, of which one needs both": Rules(3, 2, (2, 1, 1), kills=0),
+}
 #: What each twin breaks; it must be found.
 TWINS = {
     "blind_write": ("the slots are written whoever has written them meanwhile", Rules(kills=0)),
     "trusts_old": ("a job takes a slot for its own that it was given long ago", Rules()),
     "by_age": ("a slot is free after a while, whether or not its job runs", Rules()),
     "never_frees": ("the slot of a killed worker stays taken", Rules()),
+    "counts_one": ("a job that needs two slots counts for one", Rules(most=2, weights=(2, 1))),
+    "gives_part": ("a job is given fewer slots than it needs", Rules(most=2, weights=(2, 1))),
+    "overtakes": ("a job takes a free slot although others wait", Rules(most=2, weights=(2, 1))),
     "no_wake": ("nobody looks for free slots but those who end a run", Rules()),
 }
 

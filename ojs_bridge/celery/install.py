@@ -295,7 +295,7 @@ def ojs_task(
     `retry_on` says which failures are retried: `"failure"`, all that are not non-retryable; `"asked"`, those
     for which the task's code asks; or exception classes, and what the code asks for. `park_delays` and
     `outbox` are those of the bridge, for this task. `depends` names the dependencies of its jobs, one or
-    several. `options` are Celery's own. Raises InvalidRetryPolicy,
+    several, or maps them to the weights of its jobs. `options` are Celery's own. Raises InvalidRetryPolicy,
     and ConfigurationError for an invalid error map or `retry_on` and for Celery's own retry options, which
     would retry beside the policy.
     """

@@ -41,9 +41,9 @@ logger = logging.getLogger("ojs_bridge")
 KIND, LIMIT = "hold", "limit:"
 #: The time of the document of a hold that has no end: it is never old.
 ON = datetime.max.replace(microsecond=0)
-#: For how long a process trusts what it has read, and how long a thread waits for the first reading, in
+#: For how long a process trusts what it has read, and how long a thread waits for another one that reads, in
 #: seconds.
-FRESH, FIRST_SECONDS = 1.0, 5.0
+FRESH, WAIT_SECONDS = 1.0, 5.0
 #: For how long the store keeps a hold that has ended.
 KEPT = timedelta(hours=1)
 #: How often a worker looks for held jobs that nothing holds any more, and for how long it moves them before
@@ -150,8 +150,9 @@ class KnownHolds:
 
     def refresh(self) -> None:
         """Read the holds if that is due; never raises."""
-        # One thread reads. At the first time the others wait for it, and later they go on with what is known.
-        if time.monotonic() >= self._due and self._reading.acquire(timeout=0 if self._due else FIRST_SECONDS):
+        # One thread reads. The others go on with what is known, or wait for it if that is two seconds old.
+        late = time.monotonic() - self._due
+        if late >= 0 and self._reading.acquire(timeout=0 if late < FRESH else WAIT_SECONDS):
             try:
                 self._read()
             finally:

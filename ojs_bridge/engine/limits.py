@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ..errors import StoreError
 from ..rules.decision import SnoozeUntil, later, until_turn
@@ -17,7 +17,7 @@ from ..rules.job import Job
 from ..rules.rates import Pace, every_of
 from ..store import Document, Filter, Parked, Reservation, Store, next_of
 from .heartbeat import lives_here
-from .holds import RELEASE_SECONDS, KnownHolds
+from .holds import PARKING, RELEASE_SECONDS, KnownHolds
 from .scheduler import once_a_period
 
 logger = logging.getLogger("ojs_bridge")
@@ -36,10 +36,26 @@ KEPT, LONGEST = timedelta(hours=1), timedelta(days=30)
 LOOK = timedelta(seconds=RELEASE_SECONDS)
 #: Returns the value of an argument of a job by its name.
 Argument: TypeAlias = Callable[[str], object]
-#: The jobs that have a slot: their reservations, and since when.
-Taken: TypeAlias = Mapping[Reservation, datetime]
-#: The jobs that wait for a slot: their ids, and the reservations that they will ask for.
-Waits: TypeAlias = Mapping[str, Reservation]
+
+
+class Taken(NamedTuple):
+    """Since when a job has slots, and how many: its weight."""
+
+    at: datetime
+    weight: int
+
+
+class Waits(NamedTuple):
+    """The reservation of a job that waits for slots, as it will ask for them; how many, and since when."""
+
+    reservation: Reservation
+    weight: int
+    since: datetime
+
+
+#: The jobs that have slots by their reservations, and those that wait for some by their ids, in order.
+AllTaken: TypeAlias = Mapping[Reservation, Taken]
+AllWaits: TypeAlias = Mapping[str, Waits]
 
 
 class Limits:
@@ -70,18 +86,19 @@ class Limits:
             name = said = dependency.name
             if dependency.key:
                 name, said = _part(name, repr(argument(dependency.key))), f"{name} by {dependency.key}"
-            turn = f"{RATE}:{name}"
+            turn, weight = f"{RATE}:{name}", self._dependencies.weight(dependency, job.type)
             if every and not waits_for:
-                at = self._turn(name, every, has_turn=job.turn == turn)
+                at = self._turn(name, every, weight, has_turn=job.turn == turn)
                 if at is not None:
                     self.release(job, reservation)
                     return self._until(job, at, turn, f"the rate of {said}: its turn is at {at:%H:%M:%S} UTC")
             if waits_for == f"{SLOTS}:{name}":
                 waits_for = ""
             if most and reservation:
-                if not self._has_slot(name, most, job, reservation):
+                if not self._has_slots(name, dependency, job, reservation, min(weight, most)):
                     self.release(job, reservation)
-                    text = f"the slots of {said}: all {most} are taken"
+                    needs = f"all {most} are taken" if weight == 1 else f"it needs {weight} of {most}"
+                    text = f"the slots of {said}: {needs}"
                     return self._until(job, self._clock() + ASK_AGAIN, f"{SLOTS}:{name}", text)
                 self._mine.setdefault(reservation, []).append((name, dependency))
         return None
@@ -128,8 +145,8 @@ class Limits:
                 continue
             turns = dict.fromkeys(turn for _, turn in self._waiting(dependency))
             for kind, _, name in (turn.partition(":") for turn in turns):
-                while kind == SLOTS and self._give(name, dependency):
-                    pass
+                if kind == SLOTS:
+                    self._give(name, dependency)
         by_name, soon = {one.name: one for one in its}, self._clock() + GIVEN
         for known in self._store.documents.list(RATE, limit=LOOKS, cursor=None).documents if its else ():
             one = by_name.get(known.id) or by_name.get(known.id.rpartition(":")[0])
@@ -152,7 +169,7 @@ class Limits:
         for job in sorted(waiting.values(), key=lambda job: job.next_retry_at):
             if job.next_retry_at > at + GIVEN:
                 self._store.parked.reschedule(job, later(at, 0))
-            at += every
+            at += every * self._dependencies.weight(dependency, job.type)
         if len(looked) < LOOKS_AT and at < known.at - GIVEN:
             self._write_pace(known.id, pace._replace(planned=at), known)
 
@@ -164,75 +181,98 @@ class Limits:
     def _until(self, job: Job, at: datetime, hold: str, why: str) -> SnoozeUntil:
         return until_turn(job, self._clock(), at, hold, why)
 
-    def _turn(self, name: str, every: timedelta, *, has_turn: bool) -> datetime | None:
+    def _turn(self, name: str, every: timedelta, weight: int, *, has_turn: bool) -> datetime | None:
         while True:
             known, now = self._store.documents.get(RATE, name), self._clock()
-            pace, turn = _pace(known, now, every).at_rate(now, every).next(now, has_turn=has_turn)
+            pace = _pace(known, now, every).at_rate(now, every)
+            pace, turn = pace.next(now, has_turn=has_turn, weight=weight)
             if self._write_pace(name, pace, known):
                 return turn
 
     def _write_pace(self, name: str, pace: Pace, known: Document | None) -> bool:
         begun, planned = pace.begun.isoformat(), pace.planned.isoformat()
-        body = {"begun": begun, "planned": planned, "every": pace.every.total_seconds()}
+        every = pace.every.total_seconds()
+        body = {"begun": begun, "planned": planned, "every": every, "weight": pace.weight}
         return self._store.documents.write(next_of(known, RATE, name, max(pace.begun, pace.planned), body))
 
-    def _has_slot(self, name: str, most: int, job: Job, reservation: Reservation) -> bool:
+    def _has_slots(
+        self, name: str, dependency: Dependency, job: Job, reservation: Reservation, weight: int
+    ) -> bool:
         while True:
-            known, now = self._store.documents.get(SLOTS, name), self._clock()
+            known, now, most = self._store.documents.get(SLOTS, name), self._clock(), self._most(dependency)
             taken, waits = _read(known)
-            taken, given = dict(taken), taken.get(reservation)
-            if given and now - given < GIVEN / 2:
-                return True  # it was given to this job
-            # Else others may have counted it as free before this job had reserved its attempt.
-            taken.pop(reservation, None)
-            if len(taken) >= most:
+            given = taken.get(reservation)
+            if given and now - given.at < GIVEN / 2:
+                return True  # they were given to this job
+            # Else others may have counted them as free before this job had reserved its attempt.
+            taken = {held: its for held, its in taken.items() if held != reservation}
+            if _used(taken) + weight > most:
                 taken = _live(self._store, taken, now)
-            has_it = len(taken) < most
-            if has_it:
-                taken = {**taken, reservation: now}
+            # Nobody goes before those that wait, or a job that needs many slots would wait for ever.
+            is_next = given is not None or next(iter(waits), job.id) == job.id
+            has_them, is_known = is_next and _used(taken) + weight <= most, True
+            if has_them:
+                taken = {**taken, reservation: Taken(now, weight)}
+                waits = {job_id: its for job_id, its in waits.items() if job_id != job.id}
             elif job.id in waits or len(waits) < WAIT:
                 # It keeps its place when it asks again.
-                waits = {**waits, job.id: Reservation(reservation.key, reservation.fence + 1)}
+                asks = Waits(Reservation(reservation.key, reservation.fence + 1), weight, now)
+                waits = {**waits, job.id: asks}
             else:
-                return False
-            if self._wrote_slots(name, taken, waits, known):
-                return has_it
+                is_known = False
+            if not is_known or self._wrote_slots(name, taken, waits, known):
+                break
+        if not is_next and _used(taken) < most:
+            self._give(name, dependency)
+        return has_them
 
-    def _give(self, name: str, dependency: Dependency, *, ended: Reservation | None = None) -> bool:
-        """Give a free slot to the next job that waits for it; return whether one has got it."""
+    def _give(self, name: str, dependency: Dependency, *, ended: Reservation | None = None) -> None:
+        """Give free slots to the jobs that have waited longest, in their order."""
         while True:
-            known, now = self._store.documents.get(SLOTS, name), self._clock()
-            taken, waits = _read(known)
+            known, now, most = self._store.documents.get(SLOTS, name), self._clock(), self._most(dependency)
+            taken, before = _read(known)
             if ended and ended not in taken:
-                return False
-            taken = _live(self._store, {held: at for held, at in taken.items() if held != ended}, now)
-            following = None
-            if len(taken) < (self._limit(dependency)[1] or 0):
-                following, waits = self._next(name, dependency, taken, waits)
-            if following is not None:
-                taken = {**taken, Reservation(following.key, following.fence): now}
-            elif ended is None:
-                return False
+                return
+            taken = _live(self._store, {held: its for held, its in taken.items() if held != ended}, now)
+            waits, given = before, list[Parked]()
+            while _used(taken) < most:
+                following, its, waits = self._next(name, dependency, taken, waits)
+                if following is None or its is None:
+                    break
+                weight = min(its.weight, most)
+                if _used(taken) + weight > most:
+                    waits = {following.id: its, **waits}
+                    break
+                taken = {**taken, its.reservation: Taken(now, weight)}
+                given.append(following)
+            if not (given or ended or waits != before):
+                return
             if self._wrote_slots(name, taken, waits, known):
                 break
-        if following is not None and self._store.parked.reschedule(following, now):
-            self._publish(following)
-        return following is not None
+        for job in given:
+            if self._store.parked.reschedule(job, now):
+                self._publish(job)
 
     def _next(
-        self, name: str, dependency: Dependency, taken: Taken, waits: Waits
-    ) -> tuple[Parked | None, Waits]:
-        """Return the job that has waited longest for a slot, and those that wait on."""
-        left = dict(waits)
+        self, name: str, dependency: Dependency, taken: AllTaken, waits: AllWaits
+    ) -> tuple[Parked | None, Waits | None, AllWaits]:
+        """Return the job that has waited longest for slots, what it waits for, and those that wait on."""
+        left, parking = dict(waits), dict[str, Waits]()
         while left:
             job_id = next(iter(left))
             its = left.pop(job_id)
             parked = self._store.parked.get(job_id, "held")
-            # It may have been cancelled, or have another chain.
-            if parked and (parked.key, parked.fence) == its:
-                return parked, left
-        others = (job for job, turn in self._waiting(dependency) if turn == f"{SLOTS}:{name}")
-        return next((job for job in others if Reservation(job.key, job.fence) not in taken), None), left
+            if parked and (parked.key, parked.fence) == its.reservation:
+                return parked, its, {**parking, **left}
+            # It is on its way to the store, or it was cancelled, or has another chain.
+            if self._clock() - its.since < PARKING:
+                parking[job_id] = its
+        for job, turn in self._waiting(dependency):
+            asks = Reservation(job.key, job.fence)
+            if turn == f"{SLOTS}:{name}" and asks not in taken:
+                weight = self._dependencies.weight(dependency, job.type)
+                return job, Waits(asks, weight, job.parked_at), parking
+        return None, None, parking
 
     def _waiting(self, dependency: Dependency) -> Iterator[tuple[Parked, str]]:
         """Yield held jobs that need a dependency, by type in the order of their time.
@@ -252,10 +292,15 @@ class Limits:
                 if cursor is None:
                     break
 
-    def _wrote_slots(self, name: str, taken: Taken, waits: Waits, known: Document | None) -> bool:
+    def _most(self, dependency: Dependency) -> int:
+        return self._limit(dependency)[1] or 0
+
+    def _wrote_slots(self, name: str, taken: AllTaken, waits: AllWaits, known: Document | None) -> bool:
         body = {
-            "taken": [[held.key, held.fence, at.isoformat()] for held, at in taken.items()],
-            "waits": [[job_id, its.key, its.fence] for job_id, its in waits.items()],
+            "taken": [[*held, its.at.isoformat(), its.weight] for held, its in taken.items()],
+            "waits": [
+                [job_id, *its.reservation, its.weight, its.since.isoformat()] for job_id, its in waits.items()
+            ],
         }
         at = self._clock() + (LONGEST if taken else timedelta())
         return self._store.documents.write(next_of(known, SLOTS, name, at, body))
@@ -269,7 +314,7 @@ def parts_of(name: str, value: str) -> Sequence[str]:
 def use_of(
     store: Store, names: Sequence[str], now: datetime, *, with_values: bool
 ) -> tuple[int, datetime | None]:
-    """Return how many runs have a slot of a limit, and until when its turns are given out, if it has any.
+    """Return how many slots of a limit are taken, and until when its turns are given out, if it has any.
 
     It has one of some names. With the values of its argument, the number is that of all, and no turn is
     known. Raises StoreError.
@@ -280,8 +325,8 @@ def use_of(
     if with_values:
         page = documents.list(SLOTS, limit=LOOKS_AT, cursor=None).documents
         slots, rates = [one for one in page if one.id.rpartition(":")[0] in names], []
-    taken = {held: at for one in slots for held, at in _read(one)[0].items()}
-    return len(_live(store, taken, now)), max((one.at for one in rates), default=None)
+    taken = {held: its for one in slots for held, its in _read(one)[0].items()}
+    return _used(_live(store, taken, now)), max((one.at for one in rates), default=None)
 
 
 def _part(name: str, value: str) -> str:
@@ -289,24 +334,35 @@ def _part(name: str, value: str) -> str:
     return f"{name}:{hashlib.sha256(value.encode('utf-8', 'replace')).hexdigest()[:16]}"
 
 
-def _live(store: Store, taken: Taken, now: datetime) -> dict[Reservation, datetime]:
-    """Return the slots whose jobs are under way, or were just given one.
+def _live(store: Store, taken: AllTaken, now: datetime) -> AllTaken:
+    """Return the slots whose jobs are under way, or were just given some.
 
     A job is not under way whose process has ended on this machine, though its message has not come back.
     """
     held_by = store.reservations.under_way([*taken], now=now)
     is_live = {held: lives_here(holder) is not False for held, holder in held_by.items()}
-    return {held: at for held, at in taken.items() if is_live.get(held, now - at < GIVEN)}
+    return {held: its for held, its in taken.items() if is_live.get(held, now - its.at < GIVEN)}
 
 
 def _pace(known: Document | None, now: datetime, every: timedelta) -> Pace:
     if known is None:
         return Pace(now, now, every)
     begun, planned = (datetime.fromisoformat(known.body[field]) for field in ("begun", "planned"))
-    return Pace(begun, planned, timedelta(seconds=known.body["every"]))
+    return Pace(begun, planned, timedelta(seconds=known.body["every"]), known.body["weight"])
 
 
-def _read(known: Document | None) -> tuple[Taken, Waits]:
+def _read(known: Document | None) -> tuple[AllTaken, AllWaits]:
     body = known.body if known else {"taken": (), "waits": ()}
-    taken = {Reservation(key, fence): datetime.fromisoformat(at) for key, fence, at in body["taken"]}
-    return taken, {job_id: Reservation(key, fence) for job_id, key, fence in body["waits"]}
+    taken = {
+        Reservation(key, fence): Taken(datetime.fromisoformat(at), weight)
+        for key, fence, at, weight in body["taken"]
+    }
+    waits = {
+        job_id: Waits(Reservation(key, fence), weight, datetime.fromisoformat(since))
+        for job_id, key, fence, weight, since in body["waits"]
+    }
+    return taken, waits
+
+
+def _used(taken: AllTaken) -> int:
+    return sum(its.weight for its in taken.values())

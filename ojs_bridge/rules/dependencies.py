@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ..errors import ConfigurationError
 from .breaker import Breaker
@@ -15,8 +15,10 @@ from .failures import TIMEOUT, VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
 from .notations import check_pattern, matches, rate_at
 from .rates import every_of
 
-#: The `ojs_depends` of a task or an actor: the name of a dependency, or several.
-DependsLike: TypeAlias = "str | Sequence[str] | None"
+#: The `ojs_depends` of a task or an actor: the name of a dependency, or several, which may have weights.
+DependsLike: TypeAlias = "str | Sequence[str] | Mapping[str, int] | None"
+#: The most for which a job counts where no concurrency bounds it.
+MAX_WEIGHT = 1000
 #: The last words of error types that a dependency gives when it works: it answers, if only to refuse.
 ANSWERS = ("rate_limited", "unauthorized", "rejected")
 #: The types of failures that say nothing of a dependency, unless they are among its errors.
@@ -28,7 +30,8 @@ class Dependency:
     """A dependency of jobs: it has the errors of some types, and the jobs of some types need it.
 
     `errors` and `jobs` are lists of patterns, such as `external.stripe.*` and `billing.*`. A job may also say
-    with `ojs_depends` that it needs it. The `breaker` holds its jobs while it fails. No more of them begin
+    with `ojs_depends` that it needs it. Both may also be mappings to weights: a job of `{"reports.*": 5}`
+    counts for five. The `breaker` holds its jobs while it fails. No more of them begin
     than the `rate` allows, such as `"100/m"`, and no more run at a time than `concurrency` says, all workers
     together. With a `key`, the name of an argument, each value of this argument has a rate and a concurrency
     of its own. Their retries are at most such a share of their first attempts as the `budget` says, a Budget
@@ -37,7 +40,7 @@ class Dependency:
 
     name: str
     errors: Sequence[str] = ()
-    jobs: Sequence[str] = ()
+    jobs: Sequence[str] | Mapping[str, int] = field(default=(), hash=False)
     breaker: Breaker | None = None
     rate: str | float | None = None
     concurrency: int | None = None
@@ -48,16 +51,17 @@ class Dependency:
         if not (isinstance(self.name, str) and self.name):
             raise ConfigurationError(f"dependency: name: {self.name!r:.100} must be a name")
         place = f"dependency {self.name!r}"
-        for field in ("errors", "jobs"):
-            patterns: object = getattr(self, field)
-            if isinstance(patterns, str) or not isinstance(patterns, Sequence):
-                raise ConfigurationError(f"{place}: {field}: {patterns!r:.100} must be a list of patterns")
+        for name in ("errors", "jobs"):
+            patterns: Any = getattr(self, name)
+            has_weights = name == "jobs" and isinstance(patterns, Mapping)
+            if isinstance(patterns, str) or not (isinstance(patterns, Sequence) or has_weights):
+                raise ConfigurationError(f"{place}: {name}: {patterns!r:.100} must be a list of patterns")
             try:
                 for pattern in patterns:
-                    check_pattern(f"{place}: {field}", "" if pattern is None else pattern)
+                    check_pattern(f"{place}: {name}", "" if pattern is None else pattern)
             except ValueError as error:
                 raise ConfigurationError(str(error)) from None
-            object.__setattr__(self, field, tuple(patterns))
+            object.__setattr__(self, name, patterns if has_weights else tuple(patterns))
         if not (self.errors or self.jobs or self.is_limited or self.budget is not None):
             raise ConfigurationError(f"{place}: errors, jobs: at least one of them must have a pattern")
         if self.breaker is not None and not isinstance(self.breaker, Breaker):
@@ -82,6 +86,20 @@ class Dependency:
             raise ConfigurationError(f"{place}: key: {key!r:.100} must be the name of an argument")
         if key is not None and not self.is_limited:
             raise ConfigurationError(f"{place}: key: {key!r} needs a rate or a concurrency beside it")
+        for pattern, weight in self.jobs.items() if isinstance(self.jobs, Mapping) else ():
+            self.check_weight(f"{place}: jobs: {pattern!r:.100}", weight)
+
+    def check_weight(self, place: str, weight: object) -> None:
+        """Raise ConfigurationError, which begins with a place, for a weight that no job may have here."""
+        most, of = (self.concurrency, "the concurrency, ") if self.concurrency else (MAX_WEIGHT, "")
+        if type(weight) is not int or not 1 <= weight <= most:
+            rule = f"an integer of at least 1, and at most {of}{most:,}"
+            raise ConfigurationError(f"{place}: {weight!r:.100} must be {rule}")
+
+    def weight(self, type_: str) -> int:
+        """Return for how many jobs one of a type counts: as the first pattern says that matches it."""
+        weights = self.jobs.items() if isinstance(self.jobs, Mapping) else ()
+        return next((weight for pattern, weight in weights if matches(type_, pattern)), 1)
 
     @property
     def is_limited(self) -> bool:
@@ -112,36 +130,47 @@ class Dependencies:
                 raise ConfigurationError(f"dependencies: two are called {one.name!r}")
             self.by_name[one.name] = one
         #: The job types that say themselves what they need.
-        self._said: dict[str, tuple[str, ...]] = {}
+        self._said: dict[str, Mapping[str, int | None]] = {}
         self._of_type: dict[str, tuple[Dependency, ...]] = {}
 
     def __bool__(self) -> bool:
         return bool(self.by_name)
 
     def declare(self, type_: str, depends: DependsLike) -> None:
-        """Take what a job type says with `ojs_depends`; raises ConfigurationError for an unknown name."""
-        names = tuple(depends) if isinstance(depends, list | tuple | set) else (depends,) if depends else ()
+        """Take what a job type says with `ojs_depends`.
+
+        Raises ConfigurationError for an unknown name, and for a wrong weight.
+        """
+        several = isinstance(depends, list | tuple | set | Mapping)
+        names: Any = depends if several else (depends,) if depends else ()
+        said: Mapping[str, int | None] = depends if isinstance(depends, Mapping) else dict.fromkeys(names)
         for name in names:
             if not isinstance(name, str) or name not in self.by_name:
                 known = ", ".join(self.by_name) or "none"
                 raise ConfigurationError(
                     f"ojs_depends: {name!r:.100} is not the name of a dependency; there are: {known}"
                 )
-        if names != self._said.get(type_, ()):
-            self._said[type_] = names
+            if isinstance(depends, Mapping):
+                self.by_name[name].check_weight(f"ojs_depends: {name!r:.100}", depends[name])
+        if said != self._said.get(type_, {}):
+            self._said[type_] = said
             self._of_type.pop(type_, None)
 
     def of_type(self, type_: str) -> tuple[Dependency, ...]:
         """Return the dependencies of a job type, in the order in which they are declared."""
         found = self._of_type.get(type_)
         if found is None:
-            said = self._said.get(type_, ())
+            said = self._said.get(type_, {})
             found = self._of_type[type_] = tuple(
                 one
                 for one in self.by_name.values()
                 if one.name in said or any(matches(type_, pattern) for pattern in one.jobs)
             )
         return found
+
+    def weight(self, dependency: Dependency, type_: str) -> int:
+        """Return for how many jobs one of a type counts: as it says itself, or as the dependency says."""
+        return self._said.get(type_, {}).get(dependency.name) or dependency.weight(type_)
 
     def jobs_of(self, name: str) -> tuple[str, ...]:
         """Return the patterns of the jobs that need a dependency, and the types that say so themselves."""

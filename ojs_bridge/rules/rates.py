@@ -23,16 +23,17 @@ class Pace(NamedTuple):
     """What a fleet knows of a rate: until when begins are accounted for, and until when turns are given out.
 
     A job that may not begin at once gets a turn, and waits for it. One job begins in each length of time
-    `every`.
+    `every`; the last one that has begun counted for so many as its `weight`.
     """
 
     begun: datetime
     planned: datetime
     every: timedelta
+    weight: int = 1
 
     def at_rate(self, now: datetime, every: timedelta) -> Pace:
         """Return the pace at another rate: what lies ahead takes so much more time, or so much less."""
-        if self.begun - now > APART + 2 * max(self.every, TOLERANCE):
+        if self.begun - now > APART + (1 + self.weight) * max(self.every, TOLERANCE):
             # Turns that lie ahead are looked at, and brought forward.
             return Pace(now, min(self.planned, now + APART), self.every).at_rate(now, every)
         if every == self.every:
@@ -40,17 +41,17 @@ class Pace(NamedTuple):
         begun, planned = (
             now + (at - now) * (every / self.every) if at > now else at for at in (self.begun, self.planned)
         )
-        return Pace(begun, planned, every)
+        return Pace(begun, planned, every, self.weight)
 
-    def next(self, now: datetime, *, has_turn: bool = False) -> tuple[Pace, datetime | None]:
+    def next(self, now: datetime, *, has_turn: bool = False, weight: int = 1) -> tuple[Pace, datetime | None]:
         """Return the pace after a job that wants to begin now, and its turn; None if it may begin at once.
 
-        A job that `has_turn`, and comes to it, goes before those that have none. If several come late and
-        together, each but the first gets another turn.
+        It counts for so many jobs as its `weight`. A job that `has_turn`, and comes to it, goes before those
+        that have none. If several come late and together, each but the first gets another turn.
         """
-        free, every = max(self.begun, now), self.every
+        free, every, takes = max(self.begun, now), self.every, weight * self.every
         ahead = max(every, TOLERANCE) if has_turn else TOLERANCE
         if free - now <= ahead and (has_turn or self.planned - now <= TOLERANCE):
-            return Pace(free + every, max(self.planned, free + every), every), None
+            return Pace(free + takes, max(self.planned, free + takes), every, weight), None
         turn = max(self.planned, free)
-        return Pace(self.begun, turn + every, every), turn
+        return self._replace(planned=turn + takes), turn

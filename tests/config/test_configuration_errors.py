@@ -61,6 +61,11 @@ INVALID = [
     ("dependencies = 'a'", "dependencies: 'a' must be a list of Dependencies"),
     ("dependencies = [3]", "dependencies: 3 must be a table of name, errors, jobs, breaker"),
     ("dependencies = [{jobs = ['a']}]", "dependencies: dependency: name: '' must be a name"),
+    (
+        "dependencies = [{name = 'a', concurrency = 2, jobs = {'b.*' = 3}}]",
+        "dependencies: dependency 'a': jobs: 'b.*': 3 must be an integer of at least 1, and at most the "
+        "concurrency, 2",
+    ),
     ("dependencies = [{name = 'a', job = 'b'}]", "dependencies: job: is not one of name, errors, jobs, "),
     (
         "dependencies = [{name = 'a', errors = ['b'], breaker = {share = 2}}]",

@@ -14,6 +14,7 @@ from tests.contract.conftest import SERVED
 from tests.contract.fleet import Fleet, attempts, end
 from tests.contract.steps import raises, sleeps
 from tests.contract.test_holds import held
+from tests.http.doors import API, client_at, unlimited
 from tests.servers import eventually
 
 Made = Callable[..., Fleet]
@@ -39,7 +40,7 @@ def most_at_once(fleet: Fleet, jobs: Sequence[str], seconds: float) -> int:
 
 
 def test_no_more_run_at_once_than_there_are_slots(limited: Callable[..., Fleet]) -> None:
-    """Two workers share them; each job that waits keeps its attempt, and its place."""
+    """Two workers share them; each job that waits keeps its attempt, and its place (vector EXT-RL-001)."""
     fleet = limited(concurrency=2)
     for _ in range(2):
         fleet.start(threads=4).await_ready()
@@ -71,7 +72,7 @@ def test_the_brake_of_an_incident_holds_all_jobs_until_it_ends(limited: Callable
     end(fleet, fleet.send("act", "ok"))
     until = fleet.bridge.engine.now() + timedelta(seconds=12)
     fleet.bridge.limit("stripe", concurrency=0, until=until, reason="the bank is down")
-    time.sleep(2)
+    time.sleep(2.1)
     jobs = [fleet.send("act", "ok") for _ in range(3)]
     eventually(lambda: len(held(fleet)) == 3, what="held jobs")
     assert "held by the limit of " in fleet.bridge.waiting.get(jobs[0]).reason
@@ -84,6 +85,7 @@ def test_the_brake_of_an_incident_holds_all_jobs_until_it_ends(limited: Callable
 
 
 def test_each_value_of_the_key_has_its_own_slots(limited: Callable[..., Fleet]) -> None:
+    """Vector EXT-RL-005."""
     fleet = limited(concurrency=1, key="account")
     fleet.start(threads=4).await_ready()
     jobs = [fleet.send("act", sleeps(1), account=account) for account in ("a", "a", "b", "b")]
@@ -128,3 +130,55 @@ def test_retries_are_a_share_of_first_attempts(limited: Callable[..., Fleet]) ->
     # So many are saved up, so many are earned by all first attempts, and one a second there may always be.
     assert len(retries) <= 10 + 0.2 * 60 + (retries[-1] - retries[0]) + 1
     assert fleet.bridge.waiting.count() == 0
+
+
+def test_a_job_that_exceeds_a_limit_waits_and_the_limit_says_so(limited: Callable[..., Fleet]) -> None:
+    """It is not discarded (vector EXT-RL-003), and the state has the key (EXT-RL-002)."""
+    fleet = limited(concurrency=1)
+    fleet.start(threads=2).await_ready()
+    first = fleet.send("act", sleeps(4))
+    eventually(lambda: fleet.runs(first), what="a run")
+    second = fleet.send("act", "ok")
+    eventually(lambda: held(fleet) == [second], what="a held job")
+    client = client_at(fleet.bridge, unlimited())
+    state = client.get(f"{API}/rate-limits/stripe").json()
+    assert (state["key"], state["waiting_count"]) == ("stripe", 1)
+    assert state["concurrency"] == {"limit": 1, "active": 1, "available": 0}
+    assert client.get(f"{API}/admin/jobs/{second}").json()["state"] == "pending"
+    assert [end(fleet, job).type for job in (first, second)] == ["job.completed"] * 2
+    assert attempts(fleet, second) == [1]
+    free = {"limit": 1, "active": 0, "available": 1}
+    eventually(
+        lambda: client.get(f"{API}/rate-limits/stripe").json()["concurrency"] == free, what="a free slot"
+    )
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_a_rate_of_one_a_second_is_for_all_types_of_a_queue(made: Made, kind: str) -> None:
+    """What comes too soon is taken, and waits for its turn (vectors EXT-RL-004 and L4-RL-001)."""
+    fleet = made(kind, dependencies=({"name": "all", "jobs": ("*",), "rate": "1/s"},))
+    fleet.start(threads=4).await_ready()
+    jobs = [fleet.send(type_, "ok") for type_ in ("act", "act_kept", "act")]
+    assert [end(fleet, job).type for job in jobs] == ["job.completed"] * 3
+    times = sorted(fleet.runs(job)[0].at for job in jobs)
+    assert times[1] - times[0] >= 0.85
+    assert times[2] - times[0] >= 1.85 - 1, "of jobs that come late to their turns one more may begin"
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_a_heavy_job_counts_for_more_and_gets_its_slots(made: Made, kind: str) -> None:
+    """While light ones keep coming."""
+    weights = {"act": 3, "*": 1}
+    fleet = made(kind, dependencies=({"name": "stripe", "jobs": weights, "concurrency": 3},))
+    for _ in range(2):
+        fleet.start(threads=4).await_ready()
+    light = [fleet.send("act_kept", sleeps(0.5)) for _ in range(4)]
+    heavy = [fleet.send("act", sleeps(0.5)) for _ in range(2)]
+    light += [fleet.send("act_kept", sleeps(0.5)) for _ in range(6)]
+    for job in (*heavy, *light):
+        assert end(fleet, job).type == "job.completed"
+        assert attempts(fleet, job) == [1]
+    assert most_at_once(fleet, light, 0.5) <= 3
+    alone = [run.at for job in heavy for run in fleet.runs(job)]
+    others = [run.at for job in light for run in fleet.runs(job)] + alone
+    assert [sum(abs(other - at) < 0.5 for other in others) for at in alone] == [1, 1]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import datetime, timedelta, timezone
 from multiprocessing import get_context
 from pathlib import Path
@@ -14,6 +17,7 @@ from typing import Any
 import pytest
 
 from ojs_bridge import Bridge, Dependency
+from ojs_bridge.engine.holds import FRESH
 from ojs_bridge.engine.limits import GIVEN, RATE, SLOTS, Limits
 from ojs_bridge.engine.runs import Admission, Held, Run
 from ojs_bridge.engine.storing import job_of_parked
@@ -386,3 +390,107 @@ def test_a_clock_that_was_wrong_for_a_moment_stops_no_fleet(
         put_clock(worker, minutes * MINUTE).wake()
     for job_id in ["w-14", *(admission.job.id for admission in left if isinstance(admission, Held))]:
         assert waiting(worker, job_id).next_retry_at < worker.engine.now() + 10 * MINUTE
+
+
+def test_a_heavy_job_waits_until_enough_slots_are_free_and_is_not_overtaken(fleet: Fleet) -> None:
+    """Light jobs that come after it wait behind it, though there is a slot for them; then all go in order."""
+    worker = fleet.worker(Dependency("bank", jobs=["act", "light"], concurrency=3))
+    worker.engine.dependencies.declare("act", {"bank": 3})
+    light = [begun(worker, Job(f"l-{n}", "light", "default")) for n in range(2)]
+    heavy = begin(worker, "h-0")
+    assert isinstance(heavy, Held)
+    assert heavy.decision.reason == "held by the slots of bank: it needs 3 of 3"
+    comes = again(worker, "h-0")
+    for n in range(2, 5):
+        assert isinstance(begin(worker, Job(f"l-{n}", "light", "default")), Held)
+    assert worker.limits.get("bank").active == 2
+    end(worker, light[0])
+    limits_of(worker).wake()
+    assert published(worker) == []
+    end(worker, light[1])
+    eventually(lambda: published(worker) == ["h-0"], what="the heavy job")
+    run = begun(worker, comes)
+    assert worker.limits.get("bank").active == 3
+    limits_of(worker).wake()
+    assert published(worker) == ["h-0"]
+    end(worker, run)
+    eventually(lambda: sorted(published(worker)) == ["h-0", "l-2", "l-3", "l-4"], what="the light jobs")
+
+
+def test_a_job_of_another_framework_keeps_the_weight_that_it_has_there(fleet: Fleet) -> None:
+    """The process that gives it slots does not know its type."""
+    one = Dependency("bank", jobs=["light"], concurrency=3)
+    first, second = fleet.worker(one, framework="first"), fleet.worker(one, framework="second")
+    second.engine.dependencies.declare("act", {"bank": 2})
+    runs = [begun(first, Job(f"l-{n}", "light", "default"), framework="first") for n in range(3)]
+    assert isinstance(begin(second, "h-0", framework="second"), Held)
+    end(first, runs[0])
+    assert first.limits.get("bank").active == 2
+    end(first, runs[1])
+    assert first.limits.get("bank").active == 3
+
+
+def test_a_heavy_job_takes_no_more_slots_than_an_operator_has_left(fleet: Fleet) -> None:
+    worker = fleet.worker(Dependency("bank", jobs={"act": 3}, concurrency=3))
+    worker.limit("bank", concurrency=2)
+    run = begun(worker, "h-0")
+    assert worker.limits.get("bank").active == 2
+    assert isinstance(begin(worker, "h-1"), Held)
+    end(worker, run)
+    eventually(lambda: published(worker) == ["h-1"], what="the next job")
+
+
+def test_a_job_that_is_late_for_its_slots_does_not_lose_its_place(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a worker that is slow to take jobs would turn all of them away."""
+    worker = fleet.worker(Dependency("bank", jobs=["act"], concurrency=1))
+    run = begun(worker, "j-0")
+    for n in (1, 2):
+        assert isinstance(begin(worker, f"j-{n}"), Held)
+    end(worker, run)
+    late = again(worker, "j-1")
+    now = worker.engine.now() + GIVEN * 3 / 4
+    monkeypatch.setattr(limits_of(worker), "_clock", lambda: now)
+    begun(worker, late)
+
+
+def test_a_rate_counts_a_heavy_job_for_more(fleet: Fleet) -> None:
+    worker = fleet.worker(Dependency("bank", jobs={"act": 300}, rate="1/s"))
+    begun(worker, "j-0")
+    for n in (1, 2):
+        assert isinstance(begin(worker, f"j-{n}"), Held)
+    turns = [waiting(worker, f"j-{n}").next_retry_at for n in (1, 2)]
+    assert turns[1] - turns[0] == timedelta(seconds=300)
+    assert turns[0] - worker.engine.now() > timedelta(seconds=250)
+    limits_of(worker).wake()
+    assert [waiting(worker, f"j-{n}").next_retry_at for n in (1, 2)] == turns
+
+
+def test_no_job_begins_by_what_was_known_of_holds_two_seconds_ago(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread of an idle worker reads the holds, and the others wait for it."""
+    worker = fleet.worker(Dependency("bank", jobs=["act"]))
+    begun(worker, "j-0")
+    known, store = worker.engine.holds, worker.store
+    assert known
+    assert store
+    Bridge(fleet.url).pause("act")
+    monkeypatch.setattr(known, "_due", time.monotonic() - FRESH)
+    is_reading, goes_on, listed = threading.Event(), threading.Event(), store.documents.list
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        is_reading.set()
+        goes_on.wait(30)
+        return listed(*args, **options)
+
+    monkeypatch.setattr(store.documents, "list", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        job = Job("j-1", "act", "default")
+        first = threads.submit(known.of, job)
+        assert is_reading.wait(30)
+        second = threads.submit(known.of, job)
+        assert not wait([second], 0.2).done
+        goes_on.set()
+        assert [hold is not None for hold in (first.result(), second.result())] == [True, True]

@@ -37,6 +37,20 @@ def test_a_budget_may_be_its_share_alone() -> None:
     assert Dependencies([STRIPE, one, other]).budgets == {"a": Budget(0.5), "b": Budget(0.5)}
 
 
+def test_a_job_counts_for_as_many_as_it_says_or_the_first_pattern_that_matches() -> None:
+    heavy = Dependency("bank", jobs={"report.big": 4, "report.*": 2, "*": 1}, concurrency=5)
+    known = Dependencies([heavy, STRIPE])
+    known.declare("export", {"bank": 5, "stripe": 1})
+    known.declare("report.mail", "bank")
+    types = ("report.big", "report.mail", "export", "other")
+    assert [known.weight(heavy, type_) for type_ in types] == [4, 2, 5, 1]
+    assert known.weight(STRIPE, "billing.charge") == 1
+    assert known.of_type("export") == (heavy, STRIPE)
+    assert known.jobs_of("bank") == ("report.big", "report.*", "*")
+    known.declare("export", None)
+    assert known.weight(heavy, "export") == 1
+
+
 def test_what_a_worker_tells_of_dependencies_that_none_of_its_types_needs() -> None:
     known = Dependencies([STRIPE, HAND, Dependency("bank", budget=0.5), Dependency("shop", rate="1/s")])
     known.declare("report", "shop")
@@ -68,6 +82,27 @@ INVALID: list[tuple[Any, str]] = [
             f"dependency 'a': budget: {share!r} must be a share of first attempts, above 0 and at most 1",
         )
         for share in (0, -0.1, 1.01, 20, float("nan"), True, "20%")
+    ),
+    (lambda: Dependency("a", jobs={"": 1}), "dependency 'a': jobs: '' must be a name, or a pattern such as "),
+    *(
+        (
+            lambda weight=weight: Dependency("a", jobs={"x": weight}, concurrency=5),
+            f"dependency 'a': jobs: 'x': {weight!r} must be an integer of at least 1, and at most the "
+            "concurrency, 5",
+        )
+        for weight in (0, 6, -1, True, 1.0, "2", None)
+    ),
+    (
+        lambda: Dependency("a", jobs={"x": 1001}, rate="1/s"),
+        "dependency 'a': jobs: 'x': 1001 must be an integer of at least 1, and at most 1,000",
+    ),
+    (
+        lambda: Dependencies([Dependency("a", concurrency=2)]).declare("x", {"a": 3}),
+        "ojs_depends: 'a': 3 must be an integer of at least 1, and at most the concurrency, 2",
+    ),
+    (
+        lambda: Dependencies([STRIPE]).declare("x", {"bank": 3}),
+        "ojs_depends: 'bank' is not the name of a dependency; there are: stripe",
     ),
     (lambda: Dependencies([STRIPE, STRIPE]), "dependencies: two are called 'stripe'"),
     (lambda: Dependencies("stripe"), "dependencies: 'stripe' must be a list of Dependencies"),  # type: ignore[arg-type]

@@ -39,34 +39,46 @@ def test_another_rate_makes_what_lies_ahead_longer_or_shorter(later: float, ever
     assert abs(other.at_rate(now, SECOND).planned - pace.planned) < timedelta(milliseconds=2)
 
 
+def test_a_heavy_job_takes_more_turns() -> None:
+    pace, turns = Pace(NOW, NOW, SECOND), []
+    for weight in (3, 2, 1, 1):
+        pace, turn = pace.next(NOW, weight=weight)
+        turns.append(turn)
+    assert turns == [None, NOW + 3 * SECOND, NOW + 5 * SECOND, NOW + 6 * SECOND]
+
+
 @given(
     came=st.lists(st.floats(0, 20), min_size=1, max_size=60),
     late=st.lists(st.floats(0, 15), min_size=1, max_size=10),
+    weights=st.lists(st.integers(1, 5), min_size=1, max_size=10),
     every=st.floats(0.05, 3),
 )
 def test_no_more_begin_than_the_rate_allows_and_all_begin(
-    came: list[float], late: list[float], every: float
+    came: list[float], late: list[float], weights: list[int], every: float
 ) -> None:
     """Jobs come in any order, and late to their turns: at the most one begins more than the rate allows."""
-    length, began = timedelta(seconds=every), list[datetime]()
+    length, began = timedelta(seconds=every), list[tuple[datetime, int]]()
     pace = Pace(NOW, NOW, length)
     comes = [(NOW + timedelta(seconds=at), number, False) for number, at in enumerate(came)]
     heapq.heapify(comes)
-    for step in range(60 * len(came)):
+    for step in range(300 * len(came)):
         if not comes:
             break
         now, number, has_turn = heapq.heappop(comes)
-        pace, turn = pace.next(now, has_turn=has_turn)
+        weight = weights[number % len(weights)]
+        pace, turn = pace.next(now, has_turn=has_turn, weight=weight)
         if turn is None:
-            began.append(now)
+            began.append((now, weight))
         else:
             delay = timedelta(seconds=late[step % len(late)])
             heapq.heappush(comes, (turn + delay, number, True))
     assert len(began) == len(came)
-    for at, first in enumerate(began):
-        for count, last in enumerate(began[at + 1 :], 1):
-            ahead = max(TOLERANCE, length) + timedelta(microseconds=count)
-            assert last - first >= count * length - ahead
+    for at, (first, weight) in enumerate(began):
+        taken = weight
+        for last, its in began[at + 1 :]:
+            ahead = max(TOLERANCE, length) + timedelta(microseconds=taken)
+            assert last - first >= taken * length - ahead
+            taken += its
 
 
 def test_little_of_a_rate_is_lost_to_jobs_that_come_late() -> None:
