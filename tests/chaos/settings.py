@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 
-from ojs_bridge import Breaker, Bridge, Dependency, Event
+from ojs_bridge import Breaker, Bridge, Budget, Dependency, Event
 from tests.chaos.fates import RESERVATION
 from tests.chaos.ledger import Ledger
 
@@ -64,7 +64,12 @@ class Settings:
             Dependency("slots", jobs=["slow"], concurrency=SLOTS),
             Dependency("long", jobs=["long"], concurrency=LONG_SLOTS),
             Dependency("rate", jobs=["doomed"], rate="30/s"),
-            Dependency("bank", errors=["*.BankDown"], jobs=["bank"], breaker=BREAKER),
+            Dependency(
+                *("bank", ["*.BankDown"], ["bank"], BREAKER),
+                budget=Budget(0.5, least="5/s"),
+                rate="30/s",
+                concurrency=SLOTS,
+            ),
         )
         return Bridge(
             self.store,
