@@ -159,11 +159,13 @@ class Delivery:
         """
         self.changed, self.asked = wish.wire if wish else changed, wish and wish.signal
         again = again_by(decision, run, shown, wish) if isinstance(run, Run) else None
+        is_sent = wish is not None and wish.accepted and wish.wire is None and not self.at_once
         try:
             self.engine.settling.check(run, can_wait=self.can_wait, waits=True)
-            if again is not None and not getattr(decision, "hold", ""):
+            # A job that only this process has is sent first: the result backend may be slow, or away.
+            if again is not None and self.can_wait and not is_sent and not getattr(decision, "hold", ""):
                 again = store_retry(self.task, self.request, again)
-            if wish and wish.accepted and wish.wire is None and not self.at_once:
+            if is_sent:
                 # The task's own code has sent the retry by itself, or has sent none.
                 settlement: Settlement[wires.Outgoing] = Settlement(run, run.job, decision)
             else:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import pickle
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple, TypeAlias
 
 from billiard.einfo import ExceptionInfo
@@ -159,6 +160,7 @@ class Keep(Reject):  # type: ignore[misc]
 class SentOn(Retry):  # type: ignore[misc]
     """Raised where a task runs: the job is on its way again. Another process gets Celery's own Retry."""
 
+    task: Task
     end: Again
 
     def __reduce__(self) -> Any:
@@ -213,7 +215,7 @@ def telling(task: Task, request: Any, end: End) -> Exception:
         case Again():
             try:
                 told = SentOn(exc=end.cause, when=end.when, is_eager=request.is_eager, sig=end.signature)
-                told.end = end
+                told.task, told.end = task, end
                 # Celery raises a Retry while it handles the task's error, and shows the error's traceback.
                 told.__context__ = end.shown
                 mark = compat.mark_as_retry_of(task.backend)
@@ -267,13 +269,22 @@ class _InTime:
         if not isinstance(told, SentOn):
             self.mark(*args, **options)
         elif not told.end.is_stored:
-            _never_raises(told.end, self.mark, *args, **options)
+            _never_raises(told.end, self._unless_ended, told, *args, **options)
+
+    def _unless_ended(self, told: SentOn, *args: Any, **options: Any) -> None:
+        run = told.end.run
+        result = told.task.AsyncResult(run.job.id)
+        began = datetime.now(timezone.utc) - timedelta(seconds=time.monotonic() - run.since)
+        # If its next run has ended, this state would be the last one.
+        if result.state not in states.READY_STATES or not _is_after(began, result, told.task):
+            self.mark(*args, **options)
 
 
 def store_retry(task: Task, request: Any, end: Again) -> Again:
     """Store that a job is on its way again, before it is: its next run may end in the next moment.
 
-    Never raises. Without this Celery would store it afterwards, over the state that the next run has stored.
+    Never raises. Without this Celery would store it afterwards, perhaps over the state that the next run has
+    stored.
     """
     ignored = task.ignore_result if request.ignore_result is None else request.ignore_result
     if request.is_eager or ignored or isinstance(task.backend, DisabledBackend):

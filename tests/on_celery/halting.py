@@ -39,6 +39,16 @@ class Late(Polling):
         return super().store_result(task_id, result, state, *rest, **options)
 
 
+class Stuck(Polling):
+    """Gives no answer for minutes when a job is on its way again."""
+
+    def store_result(self, task_id: str, result: Any, state: str, *rest: Any, **options: Any) -> Any:
+        """Store a result."""
+        if state == states.RETRY:
+            time.sleep(300)
+        return super().store_result(task_id, result, state, *rest, **options)
+
+
 class OnRedis(Halting, Polling):
     """Results on Redis."""
 

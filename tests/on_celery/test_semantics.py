@@ -74,6 +74,17 @@ def test_a_retry_that_is_due_at_once_waits_for_its_state(
         assert fleet.app.AsyncResult(job.id).state == ended
 
 
+def test_a_job_that_no_broker_has_waits_for_no_result_backend(
+    separate: Callable[..., Fleet], valkey: Valkey
+) -> None:
+    """It was acknowledged before it ran: a kill while the backend is stuck would lose it."""
+    results = f"tests.on_celery.halting:Stuck+{valkey.url}"
+    fleet = separate(results=results, acks_late=False)
+    fleet.start("-c", "2").await_ready()
+    job = fleet.send("handled", raises(Retry, "a.first", "at once", after="PT0S"), "ok")
+    assert fleet.end(job) == "SUCCESS"
+
+
 @pytest.mark.requirement("RET-01")
 def test_a_message_that_cannot_be_encoded_becomes_a_dead_letter(fleet: Fleet) -> None:
     job = fleet.send("act_kept", retries(args=[OPAQUE], exc=an(OSError, "odd")))
