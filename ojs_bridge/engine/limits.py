@@ -147,8 +147,9 @@ class Limits:
             for kind, _, name in (turn.partition(":") for turn in turns):
                 if kind == SLOTS:
                     self._give(name, dependency)
-        by_name, soon = {one.name: one for one in its}, self._clock() + GIVEN
-        for known in self._store.documents.list(RATE, limit=LOOKS, cursor=None).documents if its else ():
+        # One whose rate was taken away in the code has given out turns, too.
+        by_name, soon = self._dependencies.by_name, self._clock() + GIVEN
+        for known in self._store.documents.list(RATE, limit=LOOKS, cursor=None).documents:
             one = by_name.get(known.id) or by_name.get(known.id.rpartition(":")[0])
             if one and known.at > soon:
                 bring = partial(self._bring_forward, known, one)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ojs_bridge import Bridge, Dependency
+from ojs_bridge import Breaker, Bridge, Dependency
 from ojs_bridge.engine.holds import FRESH
 from ojs_bridge.engine.limits import GIVEN, RATE, SLOTS, Limits
 from ojs_bridge.engine.runs import Admission, Held, Run
@@ -494,3 +494,13 @@ def test_no_job_begins_by_what_was_known_of_holds_two_seconds_ago(
         assert not wait([second], 0.2).done
         goes_on.set()
         assert [hold is not None for hold in (first.result(), second.result())] == [True, True]
+
+
+def test_turns_of_a_rate_that_was_taken_away_are_soon(fleet: Fleet) -> None:
+    """The code of the fleet has no rate any more: its jobs do not wait for hours."""
+    slow = fleet.worker(Dependency("bank", jobs=["act"], rate="1/h"))
+    begun(slow, "j-0")
+    assert all(isinstance(begin(slow, f"j-{n}"), Held) for n in range(1, 4))
+    worker = fleet.worker(Dependency("bank", ["bank.*"], jobs=["act"], breaker=Breaker()))
+    limits_of(worker).wake()
+    assert waiting(worker, "j-3").next_retry_at < worker.engine.now() + 2 * GIVEN
