@@ -76,8 +76,12 @@ STEPS_OF = {
         "dramatiq.on_redis:Hands.take",
     ],
 }
-#: What fails for a held job if neither store nor broker answers.
-HELD = ["engine.carrying:Carrying._carry", "engine.reservations:Reservations.settle"]
+#: What fails for a held job if neither store nor broker answers, and if the store does not.
+HELD = [
+    "engine.carrying:Carrying._carry",
+    "engine.reservations:Reservations.settle",
+    "engine.storing:Storing.park",
+]
 #: The steps of Celery after a crash, and after a job has ended.
 AFTERWARDS = ["celery.delivery:Delivery.resume", "celery.keeping:RequestKeeping.forget"]
 

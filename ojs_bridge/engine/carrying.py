@@ -13,12 +13,21 @@ from typing import Any
 from typing_extensions import assert_never
 
 from ..errors import InvalidState, Unstorable
-from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
+from ..rules.decision import (
+    Complete,
+    DeadLettered,
+    Decision,
+    Discarded,
+    GiveBack,
+    RetryAt,
+    SnoozeUntil,
+    later,
+)
 from ..rules.failures import MAX_MESSAGE, Failure, cut, safe_repr
 from ..rules.job import Job
 from ..rules.policy import RetryPolicy
 from . import events
-from .breakers import Breakers
+from .breakers import WITHOUT_STORE, Breakers
 from .context import Context
 from .events import harmless, log_error, strikes
 from .heartbeat import SUSPICION
@@ -243,6 +252,11 @@ class Carrying:
                 if failed is not None or self._storing.store is None:
                     raise
                 failed = error
+                if is_held:
+                    # No worker looks after it in the broker, when nothing holds it any more.
+                    at = min(at, later(self._now(), WITHOUT_STORE.total_seconds()))
+                    job = job._replace(next_retry_at=at)
+                    message = outlet.message(Onward(job, self._storing.header(job), at, decision))
         if failed is not None:
             logger.warning("job %s: %r; it is kept the other way", job, failed)
         return message

@@ -34,11 +34,25 @@ def test_a_held_job_that_finds_no_place_keeps_its_only_attempt(fleet: Fleet, tmp
     """Neither store nor broker answers: it waits in its worker."""
     faults = Faults(tmp_path)
     fleet.bridge.pause("act")
-    with faults.at(" ".join(HELD), "OddStoreError"):
+    with faults.at(" ".join(HELD[:2]), "OddStoreError"):
         fleet.start(1, **faults.env).await_ready()
         job = fleet.send("act", "ok", policy={"max_attempts": 1})
         eventually(lambda: "a fault of the test's" in fleet.worker.log, what="the word of the outage")
     eventually(lambda: held(fleet) == [job], what="a held job")
+    fleet.bridge.resume("act")
+    assert end(fleet, job).type == "job.completed"
+    assert attempts(fleet, job) == [1]
+
+
+def test_a_held_job_that_the_store_does_not_take_asks_again_soon(fleet: Fleet, tmp_path: Path) -> None:
+    """In the broker nobody looks after it when nothing holds it any more."""
+    faults = Faults(tmp_path)
+    fleet.bridge.pause("act")
+    with faults.at(HELD[2], "OddStoreError"):
+        fleet.start(1, **faults.env).await_ready()
+        job = fleet.send("act", "ok")
+        eventually(lambda: "it is kept the other way" in fleet.worker.log, what="the word of the outage")
+    eventually(lambda: held(fleet) == [job], seconds=60, what="a held job")
     fleet.bridge.resume("act")
     assert end(fleet, job).type == "job.completed"
     assert attempts(fleet, job) == [1]
