@@ -11,6 +11,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from ojs_bridge import Bridge, open_store
+from ojs_bridge.engine import holds
 from ojs_bridge.engine.holds import Releaser, read, write
 from ojs_bridge.engine.turns import Turns
 from ojs_bridge.rules.dependencies import Dependencies
@@ -142,6 +143,31 @@ def test_held_jobs_get_no_more_turns_when_a_hold_begins(url: str) -> None:
     assert [*releaser.look(known, now)] == [25]
     assert [*releaser.look(read(store.documents), now)] == [0, 25, 10]
     assert sum(releaser.look(read(store.documents), now)) == 0
+    worker.bridge.stop()
+
+
+def test_a_worker_publishes_between_two_pages_of_held_jobs(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says that it has more to look at, and goes on there; another worker begins at the first page."""
+    monkeypatch.setattr(holds, "GO_SECONDS", 0.0)
+    template, store = (worker := Worker(url)).park("j"), open_store(url)
+    now = worker.bridge.engine.now()
+    for n in range(60):
+        again = {"next_retry_at": now + ASK_AGAIN, "parked_at": now}
+        store.parked.park(replace(template, id=f"j-{n}", key=f"j-{n}", kind="held", **again))
+    ended = now - timedelta(minutes=1)
+    write(store.documents, Hold("pause:type=*", "x", ended, type="*", ended_at=ended, rate=RATE))
+    one, other = (Releaser(store, worker.bridge.engine.now, Dependencies()) for _ in range(2))
+
+    def far() -> int:
+        """Return how many have no turn."""
+        parked = store.parked.list(Filter(kind="held"), limit=100, cursor=None).jobs
+        return sum(job.next_retry_at > now + ASK_AGAIN / 2 for job in parked)
+
+    found = [(releaser.release(), far()) for releaser in (one, other, one, other)]
+    assert found == [(True, 35), (True, 35), (True, 10), (True, 10)]
+    while one.release():
+        pass
+    assert far() == 0
     worker.bridge.stop()
 
 
