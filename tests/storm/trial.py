@@ -106,7 +106,8 @@ class Verdict:
         yield f"{len(self.calls):,}"
         yield from (f"{len(self.of(phase)):,}, {self.worst(phase):,}" for phase in PHASES)
         doubled = sum(times > 1 for times in self.successes.values())
-        yield from map(str, (self.first_second, len(self.dead), self.dead_of_outage, self.lost, doubled))
+        counted = self.first_second, len(self.dead), self.dead_of_outage, self.lost, doubled
+        yield from (f"{number:,}" for number in counted)
         yield f"{self.seconds:.0f}"
         yield f"{self.seconds / self.settings.ideal:.2f}"
         yield f"{self.seconds / self.settings.plain_ideal:.2f}"
