@@ -140,7 +140,8 @@ class SharedBreaker:
         """
         for _ in range(_TRIES):
             known, now = self._documents.get(KIND, f"breaker:{self.name}"), self._context.clock()
-            before = self.state = State.from_json(known.body.get("state", {}) if known else {})
+            before = State.from_json(known.body.get("state", {}) if known else {})
+            before = self.state = before.as_of(now.timestamp(), self.breaker.seconds("cool_down"))
             state = step(before, now.timestamp())
             if state is None or state == before:
                 return state

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ..errors import ConfigurationError
 from .notations import duration_at, rate_at
+from .rates import APART
 
 #: The longest window, and the longest cool-down. A window is counted in so many buckets.
 LONGEST, BUCKETS = timedelta(hours=1), 12
@@ -133,6 +134,21 @@ class State:
         known = {name: value for name, value in fields.items() if name in cls.__slots__}
         known["buckets"] = tuple((begin, runs, failed) for begin, runs, failed in known.get("buckets", ()))
         return cls(**{**known, "probes": tuple(known.get("probes", ()))})
+
+    def as_of(self, now: float, cool_down: float) -> State:
+        """Return the state without what a wrong clock has written, which lies too far ahead."""
+        latest = now + APART.total_seconds()
+        ends = max((self.rests_until, *self.probes)) - cool_down
+        if max((self.opened or 0.0, self.since, ends, *(begin for begin, _, _ in self.buckets))) <= latest:
+            return self
+        return replace(
+            self,
+            buckets=tuple(bucket for bucket in self.buckets if bucket[0] <= latest),
+            opened=self.opened and min(self.opened, now),
+            rests_until=min(self.rests_until, now),
+            probes=(),
+            since=min(self.since, now),
+        )
 
     def is_probed(self, now: float) -> bool:
         """Return whether probes run, or ran, since the last cool-down."""

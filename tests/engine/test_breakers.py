@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ def probes(workers: list[Bridge], count: int = 8) -> list[tuple[Bridge, Run]]:
     """Return the runs that go through as probes when all workers ask at once."""
 
     def ask(number: int) -> tuple[Bridge, Run] | None:
-        bridge = workers[number % WORKERS]
+        bridge = workers[number % len(workers)]
         run = a_run(bridge, number)
         return None if breakers_of(bridge).known.of(run.job) else (bridge, run)
 
@@ -133,7 +134,7 @@ def keep_failing(workers: list[Bridge], working: Sequence[Bridge] = (), seconds:
     """
     ends, failures = time.monotonic() + seconds, 0
     for number in itertools.count():
-        bridge = workers[number % WORKERS]
+        bridge = workers[number % len(workers)]
         run = a_run(bridge, number)
         if time.monotonic() > ends or breakers_of(bridge).known.of(run.job):
             return failures
@@ -259,3 +260,19 @@ def test_who_asks_for_fewer_calls_holds_the_other_jobs(workers: list[Bridge]) ->
     held = breakers_of(other).known.of(a_run(other, 1).job)
     assert held
     assert held.id == "rate_limited:bank"
+
+
+def test_a_clock_that_was_wrong(workers: list[Bridge]) -> None:
+    """One worker took the year for the next one as it opened the breaker: the others probe, and close it."""
+    wrong, right = workers[0], workers[1]
+    later = partial(lambda now: now() + timedelta(days=365), right.engine.now)
+    object.__setattr__(wrong.engine.context, "clock", later)
+    for number in range(100):
+        breakers_of(wrong).heard(a_run(wrong, number), failed(wrong))
+    (shown,) = right.holds.list()
+    assert shown.hold.id == "breaker:bank"
+    went = probes([right])
+    assert len(went) == BREAKER.probes
+    for bridge, run in went:
+        breakers_of(bridge).heard(run, Complete())
+    assert right.holds.list() == []
