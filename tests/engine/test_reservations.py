@@ -201,8 +201,9 @@ def test_a_worker_that_is_killed_while_it_stops_has_used_no_attempt(
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> timedelta:
-    """Return for how long a worker is suspected: less than by default."""
+    """Return for how long a worker is suspected, which runs elsewhere: less than by default."""
     suspicion = timedelta(seconds=0.8)
+    monkeypatch.setattr(heartbeat, "lives_here", lambda holder: None)
     monkeypatch.setattr(heartbeat, "SUSPICION", suspicion)
     monkeypatch.setattr(reservations, "SUSPICION", suspicion)
     monkeypatch.setattr(heartbeat, "CLEAR_SECONDS", 0.1)
