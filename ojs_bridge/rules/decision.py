@@ -152,23 +152,22 @@ def _delay(
     hint, longest = failure.retry_after, policy.max_interval.total_seconds()
     if isinstance(policy.jitter, Seeded):
         rng = policy.jitter.rng(job.id, job.attempt)
-    if isinstance(hint, Heard):
-        if (seconds := hint.seconds(now)) > 0:
-            # Many jobs may have heard of the same moment.
-            spread = 1 + SPREAD * rng.random() if policy.jitter else 1
-            return min(seconds * spread, longest), f", as {hint.by} asked"
-    elif hint is not None:
+    if hint is not None and not isinstance(hint, Heard):
         return (min(hint, policy.max_interval) if capped else hint).total_seconds(), ", as the handler asked"
     try:
         asked = policy.backoff(job.attempt, failure)
         seconds = policy.jittered(job.attempt, asked, rng=rng)
         is_cut = asked > longest and not isinstance(policy.backoff_strategy, str)
-        return seconds, f": max_interval cuts the {asked:.3f} s of its strategy" if is_cut else ""
+        why = f": max_interval cuts the {asked:.3f} s of its strategy" if is_cut else ""
     except BaseException as error:  # noqa: BLE001 - a custom strategy is the user's code, and may not lose the job
-        return (
-            longest,
-            f", max_interval, because the custom backoff failed: {cut(safe_repr(error), 200)}",
-        )
+        seconds = longest
+        why = f", max_interval, because the custom backoff failed: {cut(safe_repr(error), 200)}"
+    if isinstance(hint, Heard):
+        # An answer names the earliest time, and many jobs may have heard of it.
+        spread = 1 + SPREAD * rng.random() if policy.jitter else 1
+        if (heard := min(hint.seconds(now) * spread, longest)) > seconds:
+            return heard, f", as {hint.by} asked"
+    return seconds, why
 
 
 def until_turn(job: Job, now: datetime, turn: datetime, hold: str, why: str) -> SnoozeUntil:

@@ -57,12 +57,13 @@ def service() -> Iterator[Service]:
         yield service
 
 
-# the status and the headers of an answer -> seconds until the retry; 2 is the policy's own backoff
+# the status and the headers of an answer -> seconds until the retry; the policy's own backoff is 2
 ANSWERS: list[tuple[int, dict[str, str], float]] = [
     (429, {"Retry-After": "60"}, 60),
     (503, {"Retry-After": "60"}, 60),
     (500, {"retry-after": " 60 "}, 60),
-    (403, {"Retry-After": "1.5"}, 1.5),
+    (403, {"Retry-After": "2.5"}, 2.5),
+    (403, {"Retry-After": "1.5"}, 2),
     (429, {"Retry-After": format_datetime(IN_A_MINUTE, usegmt=True)}, 60),
     (503, {"Retry-After": IN_A_MINUTE.strftime("%A, %d-%b-%y %H:%M:%S GMT")}, 60),
     (503, {"Retry-After": IN_A_MINUTE.strftime("%a %b %e %H:%M:%S %Y")}, 60),
@@ -196,7 +197,8 @@ def test_grpc() -> None:
     quota, key = error_details_pb2.QuotaFailure(), "google.rpc.retryinfo-bin"
     asked_for: list[tuple[dict[str, Any], float]] = [
         ({"metadata": ((key, info(7, 250_000_000).SerializeToString()),)}, 7.25),
-        ({"metadata": ((key, info(0, 5_000_000).SerializeToString()),)}, 0.005),
+        ({"metadata": ((key, info(2, 5_000_000).SerializeToString()),)}, 2.005),
+        ({"metadata": ((key, info(0, 5_000_000).SerializeToString()),)}, 2),
         ({"metadata": ((key, info(300_000_000_000).SerializeToString()),)}, 300),
         ({"metadata": ((key, info(-7).SerializeToString()),)}, 2),
         ({"metadata": ((key, b""),)}, 2),
