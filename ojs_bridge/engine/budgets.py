@@ -17,7 +17,7 @@ from ..rules.job import Job
 from ..store import Document, Filter, Parked, ParkedJobs, next_of
 from .breakers import WITHOUT_STORE, InProcess
 from .context import Context
-from .holds import RELEASE_SECONDS, HoldDocuments
+from .holds import RELEASE_SECONDS, HoldDocuments, reading
 from .scheduler import once_a_period
 from .storage_retry import at_once
 from .threads import BetweenForks
@@ -152,6 +152,7 @@ class Budgets:
                     break
 
 
+@reading(BUDGET)
 def _credit_in(known: Document) -> Credit:
     at, planned = (datetime.fromisoformat(known.body[name]) for name in ("at", "planned"))
     return Credit(known.body["saved"], at, planned)

@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Protocol
@@ -85,6 +86,16 @@ class HoldsOfBreakers(Protocol):
         """Take the holds that have been read."""
 
 
+@contextmanager
+def reading(kind: str) -> Iterator[None]:
+    """Raise StoreError for a document of a kind that cannot be read: jobs wait, and do not end."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"another version has written a {kind} that cannot be read: {error!r}") from error
+
+
+@reading(KIND)
 def read(documents: HoldDocuments, breakers: HoldsOfBreakers | None = None) -> Sequence[Hold]:
     """Return the holds that are on, and those that have ended lately; raises StoreError."""
     page = documents.list(KIND, limit=_PAGE, cursor=None)

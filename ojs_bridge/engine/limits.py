@@ -17,7 +17,7 @@ from ..rules.job import Job
 from ..rules.rates import Pace, every_of
 from ..store import Document, Filter, Parked, Reservation, Store, next_of
 from .heartbeat import lives_here
-from .holds import PARKING, RELEASE_SECONDS, KnownHolds
+from .holds import PARKING, RELEASE_SECONDS, KnownHolds, reading
 from .scheduler import once_a_period
 
 logger = logging.getLogger("ojs_bridge")
@@ -345,6 +345,7 @@ def _live(store: Store, taken: AllTaken, now: datetime) -> AllTaken:
     return {held: its for held, its in taken.items() if is_live.get(held, now - its.at < GIVEN)}
 
 
+@reading(RATE)
 def _pace(known: Document | None, now: datetime, every: timedelta) -> Pace:
     if known is None:
         return Pace(now, now, every)
@@ -352,6 +353,7 @@ def _pace(known: Document | None, now: datetime, every: timedelta) -> Pace:
     return Pace(begun, planned, timedelta(seconds=known.body["every"]), known.body["weight"])
 
 
+@reading(SLOTS)
 def _read(known: Document | None) -> tuple[AllTaken, AllWaits]:
     body = known.body if known else {"taken": (), "waits": ()}
     taken = {

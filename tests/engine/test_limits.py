@@ -17,14 +17,16 @@ from typing import Any
 import pytest
 
 from ojs_bridge import Breaker, Bridge, Dependency
+from ojs_bridge.engine.budgets import BUDGET
 from ojs_bridge.engine.holds import FRESH
+from ojs_bridge.engine.holds import KIND as HOLD
 from ojs_bridge.engine.limits import GIVEN, RATE, SLOTS, Limits
 from ojs_bridge.engine.runs import Admission, Held, Run
 from ojs_bridge.engine.storing import job_of_parked
 from ojs_bridge.errors import ConfigurationError, DependencyNotFound, StoreError
 from ojs_bridge.rules.decision import Complete
 from ojs_bridge.rules.job import Job
-from ojs_bridge.store import Parked
+from ojs_bridge.store import Parked, next_of
 from tests.engine.test_carrying import Written
 from tests.engine.test_outbox import Broker
 from tests.servers import eventually
@@ -504,3 +506,32 @@ def test_turns_of_a_rate_that_was_taken_away_are_soon(fleet: Fleet) -> None:
     worker = fleet.worker(Dependency("bank", ["bank.*"], jobs=["act"], breaker=Breaker()))
     limits_of(worker).wake()
     assert waiting(worker, "j-3").next_retry_at < worker.engine.now() + 2 * GIVEN
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "body"),
+    [
+        (RATE, "bank", {"begun": "2026-11-28T09:00:00+00:00", "planned": "2026-11-28T09:00:00+00:00"}),
+        (SLOTS, "bank", {"taken": [["j", 0, "2026-11-28T09:00:00+00:00"]], "waits": []}),
+        (BUDGET, "bank", {}),
+        (HOLD, "pause:x", {"what": "all"}),
+    ],
+)
+def test_what_another_version_has_written_and_nobody_can_read_ends_no_job(
+    fleet: Fleet, kind: str, name: str, body: dict[str, Any]
+) -> None:
+    """The jobs wait as for a store that is away; of holds those are known that were read before."""
+    bank = Dependency("bank", ["bank.*"], ["act"], Breaker(), rate="100/s", concurrency=9, budget=0.5)
+    worker = fleet.worker(bank)
+    job = Job("j-1", "act", "default", 2)
+    begun(worker, "j-0")
+    assert worker.store
+    known = worker.store.documents.get(kind, name)
+    assert worker.store.documents.write(next_of(known, kind, name, worker.engine.now(), body))
+    assert worker.engine.holds
+    worker.engine.holds.forget()
+    if kind == HOLD:
+        begun(worker, job)
+        return
+    with pytest.raises(StoreError, match=f"another version has written a {kind} that cannot be read"):
+        begin(worker, job)
