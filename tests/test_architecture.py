@@ -43,8 +43,8 @@ SIZES = {
     "files in celery": 20,  # 16
     "floors of celery": 9,
     "files in dramatiq": 16,  # 14
-    "files": 180,  # 150
-    "lines of code": 27_500,  # 16,500
+    "files": 179,  # 150
+    "lines of code": 26_465,  # 16,500
     "private functions of up to three lines that are called once": 54,  # 60
     "functions of more than 60 lines": 0,
     "files of more than 450 lines": 0,
