@@ -134,7 +134,7 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("queue",),
     ),
     "ojs_dead_letter_overflow": ("Dead letters that max_count has deleted in the last day", ()),
-    "ojs_queue_depth": ("Dead letters by queue", ("queue", "state")),
+    "ojs_dead_letter_depth": ("Dead letters by queue", ("queue",)),
 }
 Sample: TypeAlias = tuple[str, tuple[str, ...], float]
 
@@ -192,9 +192,7 @@ def _samples(bridge: Bridge) -> list[Sample]:
     fullness = stats.retention["fullness"].items()
     samples += [("ojs_dead_letter_fullness", (queue,), share) for queue, share in fullness]
     samples += [("ojs_dead_letter_total", (type_,), count) for type_, count in stats.by_type.items()]
-    return samples + [
-        ("ojs_queue_depth", (queue, "discarded"), count) for queue, count in stats.by_queue.items()
-    ]
+    return samples + [("ojs_dead_letter_depth", (queue,), count) for queue, count in stats.by_queue.items()]
 
 
 def _of_brokers(checks: Mapping[str, Check], now: datetime) -> Iterator[Sample]:
