@@ -208,7 +208,8 @@ def _of_breakers(now: datetime) -> list[Event]:
 
 def command_line() -> str:
     """Return the help of every command."""
-    command = typer.main.get_command(program)
+    command: Any = typer.main.get_command(program)
+    command.commands = {name: one for name, one in command.commands.items() if not one.hidden}
     _say_in_full(command)
     with command.make_context("ojs-bridge", [], resilient_parsing=True) as context:
         text = get_docs_for_click(obj=command, ctx=context, name="ojs-bridge")

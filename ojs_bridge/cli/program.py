@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from copy import copy
 from functools import partial
 from importlib import metadata
 from typing import Annotated, Any
@@ -45,6 +46,11 @@ _GROUPS = {
     waiting.SCHEDULED.group: _RUNNING,
     policy.group: _BEFORE,
 }
+#: The commands on dead letters: what there is, what is done about it, and what is needed more seldom.
+IN_THE_ORDER_OF_USE = (
+    *("groups", "list", "show", "stats", "watch", "replay", "delete", "purge", "mute", "unmute"),
+    *("export", "import", "prune"),
+)
 
 program = group_of(
     "ojs-bridge",
@@ -57,6 +63,13 @@ program.info.epilog = (
 for made, panel in _GROUPS.items():
     program.add_typer(made, epilog=_EXIT_CODES, rich_help_panel=panel)
 command(dead_letters.group, "replay", changes=True)(operations.replay)
+_OF_LETTERS = {one.name or "": one for one in dead_letters.group.registered_commands}
+dead_letters.group.registered_commands = [_OF_LETTERS[name] for name in IN_THE_ORDER_OF_USE]
+for name in ("list", "show", "replay"):
+    # Whoever types them means dead letters.
+    alias = copy(_OF_LETTERS[name])
+    alias.hidden = True
+    program.registered_commands.append(alias)
 command(program, "plan", panel=_BEFORE)(plan.plan)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from ojs_bridge import Bridge, JobNotFound, cli
+from ojs_bridge.cli.program import IN_THE_ORDER_OF_USE
 from tests.cli.running import environment, run, spawn
 from tests.lives import bridge_with_outbox
 from tests.operations.test_operating import bury
@@ -40,13 +42,15 @@ def test_help_tells_the_exit_codes(group: list[str]) -> None:
 
 def test_all_commands_are_there() -> None:
     told = run("dead-letters", "--help").out
-    for name in ("list", "show", "replay", "delete", "purge", "stats", "prune", "export", "import", "watch"):
-        assert f"│ {name} " in told
+    assert tuple(re.findall(r"^│ (\w+) ", told, re.MULTILINE)) == IN_THE_ORDER_OF_USE
     told = run("--help").out
     panels = {
         "Before you install": ("plan", "policy"),
         "Failed jobs": ("job", "dead-letters", "retries", "operations"),
-        "Running": ("pause", "resume", "holds", "serve", "health", "audit", "mark", "waiting", "scheduled"),
+        "Running": (
+            *("pause", "resume", "holds", "limit", "limits", "serve", "health", "audit", "mark"),
+            *("waiting", "scheduled"),
+        ),
     }
     for panel, names in panels.items():
         told = told.partition(f"─ {panel} ─")[2]
@@ -54,6 +58,12 @@ def test_all_commands_are_there() -> None:
         assert [
             line.split()[1] for line in listed.splitlines() if line.startswith("│ ") and line[2] != " "
         ] == [*names]
+
+
+@pytest.mark.parametrize("name", ["list", "show", "replay"])
+def test_a_command_on_dead_letters_may_be_typed_alone(name: str) -> None:
+    told = run("dead-letters", name, "--help").out
+    assert told.replace("ojs-bridge dead-letters", "ojs-bridge").split() == run(name, "--help").out.split()
 
 
 @pytest.mark.parametrize(
