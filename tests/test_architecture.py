@@ -32,7 +32,7 @@ WALKS = {
     "Celery on Redis: a failing run, retried": Figures(32, 160, 144),
     "Celery: a success": Figures(23, 70, 58),
     "Celery: a task's policy": Figures(6, 22, 19),  # 6, 18
-    "Dramatiq: a failing run, retried": Figures(28, 132, 108),  # 24, 110
+    "Dramatiq: a failing run, retried": Figures(28, 134, 110),  # 24, 110
     "Dramatiq: a failing run, parked": Figures(31, 164, 147),  # 24, 110
     "Dramatiq: a success": Figures(21, 75, 65),
     "Dramatiq: an actor's policy": Figures(9, 28, 13),  # 6, 18
@@ -44,7 +44,7 @@ SIZES = {
     "floors of celery": 9,
     "files in dramatiq": 16,  # 14
     "files": 179,  # 150
-    "lines of code": 26_465,  # 16,500
+    "lines of code": 26_473,  # 16,500
     "private functions of up to three lines that are called once": 54,  # 60
     "functions of more than 60 lines": 0,
     "files of more than 450 lines": 0,
