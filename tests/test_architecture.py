@@ -44,7 +44,7 @@ SIZES = {
     "floors of celery": 9,
     "files in dramatiq": 16,  # 14
     "files": 179,  # 150
-    "lines of code": 26_473,  # 16,500
+    "lines of code": 26_446,  # 16,500
     "private functions of up to three lines that are called once": 54,  # 60
     "functions of more than 60 lines": 0,
     "files of more than 450 lines": 0,

@@ -40,13 +40,11 @@ from .ends import (
     LostAttempt,
     RefusedJob,
     Unsettled,
-    again_by,
     carried_on,
     end_of,
     kept_here,
     kept_or_lost,
     portable,
-    store_retry,
 )
 from .installation import attach, installation, task_policy
 from .wire import KEY, NAME, OUTCOME, Carried, Wire, known
@@ -158,14 +156,9 @@ class Delivery:
         message. A decision that finds no place waits in the worker. A run that was taken over does not count.
         """
         self.changed, self.asked = wish.wire if wish else changed, wish and wish.signal
-        again = again_by(decision, run, shown, wish) if isinstance(run, Run) else None
-        is_sent = wish is not None and wish.accepted and wish.wire is None and not self.at_once
         try:
             self.engine.settling.check(run, can_wait=self.can_wait, waits=True)
-            # A job that only this process has is sent first: the result backend may be slow, or away.
-            if again is not None and self.can_wait and not is_sent and not getattr(decision, "hold", ""):
-                again = store_retry(self.task, self.request, again)
-            if is_sent:
+            if wish and wish.accepted and wish.wire is None and not self.at_once:
                 # The task's own code has sent the retry by itself, or has sent none.
                 settlement: Settlement[wires.Outgoing] = Settlement(run, run.job, decision)
             else:
@@ -176,7 +169,7 @@ class Delivery:
             decision, error = getattr(left, "decision", decision), getattr(left, "error", left)
             return self.keep(run, error, Unsettled(os.getpid(), decision, shown, self.changed))
         self.engine.settling.settle(run, settlement.decision)
-        return end_of(self.task, self.request, settlement, shown, again)
+        return end_of(self.task, self.request, settlement, shown, wish)
 
     def dropped(self, late: TakenOver) -> End:
         """Log that the outcome of a run does not count: Celery is to store nothing."""

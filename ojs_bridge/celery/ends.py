@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple, TypeAlias
 
-from billiard.einfo import ExceptionInfo
 from billiard.exceptions import TimeLimitExceeded
 from celery import Task, states
 from celery.backends.base import DisabledBackend
@@ -81,8 +80,7 @@ class Kept(NamedTuple):
 class Again(NamedTuple):
     """The job is on its way again: `when` is a number of seconds, or a time.
 
-    A job that its task's own code sends has a signature, and so has an eager one. The result backend may have
-    its state already.
+    A job that its task's own code sends has a signature, and so has an eager one.
     """
 
     run: Run
@@ -90,7 +88,6 @@ class Again(NamedTuple):
     cause: Exception | None
     shown: Exception
     signature: Any = None
-    is_stored: bool = False
 
 
 class Over(NamedTuple):
@@ -161,24 +158,27 @@ class SentOn(Retry):  # type: ignore[misc]
     """Raised where a task runs: the job is on its way again. Another process gets Celery's own Retry."""
 
     task: Task
-    end: Again
+    run: Run
 
     def __reduce__(self) -> Any:
         return Retry, super().__reduce__()[1]
 
 
 def end_of(
-    task: Task, request: Any, settlement: Settlement[Outgoing], shown: Exception, again: Again | None
+    task: Task, request: Any, settlement: Settlement[Outgoing], shown: Exception, wish: Wish | None
 ) -> End:
     """Return how a delivery ends after its decision was carried out.
 
     The message of a job that has ended is acknowledged if its letter has a place, in the store or in its
     queue's dead queue, or if its handler wants no letter.
     """
-    decision = settlement.decision
-    if again is not None and isinstance(decision, (RetryAt, SnoozeUntil)):
-        sent = settlement.message and settlement.message.signature
-        return again._replace(signature=sent or again.signature)
+    run, decision = settlement.run, settlement.decision
+    if isinstance(decision, (RetryAt, SnoozeUntil)) and isinstance(run, Run):
+        asked = wish and wish.signal
+        when = asked.when if asked else whole(decision.delay)
+        cause = None if wish is not None and wish.exc is None else shown
+        again = settlement.message and settlement.message.signature
+        return Again(run, when, cause, shown, again or (asked and asked.sig))
     if request.is_eager:
         return Over(shown)
     if isinstance(decision, DeadLettered):
@@ -186,16 +186,6 @@ def end_of(
     if isinstance(decision, Discarded) and decision.cause == "handler":
         return Over(shown, is_acknowledged=True)
     return Over(shown, False if requeues(task, shown) else None)
-
-
-def again_by(decision: Decision, run: Run, shown: Exception, wish: Wish | None) -> Again | None:
-    """Return how a delivery ends whose job goes on by a decision; None for any other decision."""
-    if not isinstance(decision, (RetryAt, SnoozeUntil)):
-        return None
-    asked = wish and wish.signal
-    when = asked.when if asked else whole(decision.delay)
-    cause = None if wish is not None and wish.exc is None else shown
-    return Again(run, when, cause, shown, asked and asked.sig)
 
 
 def requeues(task: Task, crash: Exception) -> bool:
@@ -215,7 +205,7 @@ def telling(task: Task, request: Any, end: End) -> Exception:
         case Again():
             try:
                 told = SentOn(exc=end.cause, when=end.when, is_eager=request.is_eager, sig=end.signature)
-                told.task, told.end = task, end
+                told.task, told.run = task, end.run
                 # Celery raises a Retry while it handles the task's error, and shows the error's traceback.
                 told.__context__ = end.shown
                 mark = compat.mark_as_retry_of(task.backend)
@@ -268,45 +258,17 @@ class _InTime:
         told = sys.exc_info()[1]
         if not isinstance(told, SentOn):
             self.mark(*args, **options)
-        elif not told.end.is_stored:
-            _never_raises(told.end, self._unless_ended, told, *args, **options)
-
-    def _unless_ended(self, told: SentOn, *args: Any, **options: Any) -> None:
-        run = told.end.run
-        result = told.task.AsyncResult(run.job.id)
-        began = datetime.now(timezone.utc) - timedelta(seconds=time.monotonic() - run.since)
-        # If its next run has ended, this state would be the last one.
-        if result.state not in states.READY_STATES or not _is_after(began, result, told.task):
-            self.mark(*args, **options)
-
-
-def store_retry(task: Task, request: Any, end: Again) -> Again:
-    """Store that a job is on its way again, before it is: its next run may end in the next moment.
-
-    Never raises. Without this Celery would store it afterwards, perhaps over the state that the next run has
-    stored.
-    """
-    ignored = task.ignore_result if request.ignore_result is None else request.ignore_result
-    if request.is_eager or ignored or isinstance(task.backend, DisabledBackend):
-        return end
-    try:
-        raise telling(task, request, end)
-    except SentOn as told:
-        text = ExceptionInfo().traceback
-        mark = compat.mark_as_retry_of(task.backend)
-        _never_raises(end, mark, request.id, told.exc, text, request=request)
-        return end._replace(is_stored=True)
-    except Ignore:
-        return end
-
-
-def _never_raises(end: Again, mark: Callable[..., Any], *args: Any, **options: Any) -> None:
-    try:
-        mark(*args, **options)
-    except BaseException as error:
-        if strikes(error):
-            raise
-        log_error(error, "job %s is sent on, though its state cannot be stored", end.run.job)
+            return
+        try:
+            result = told.task.AsyncResult(told.run.job.id)
+            began = datetime.now(timezone.utc) - timedelta(seconds=time.monotonic() - told.run.since)
+            if result.state not in states.READY_STATES or not _is_after(began, result, told.task):
+                self.mark(*args, **options)
+            # Else its next run has ended: this state would be the last one.
+        except BaseException as error:
+            if strikes(error):
+                raise
+            log_error(error, "job %s is sent on, though its state cannot be stored", told.run.job)
 
 
 def report_retry(task: Task, request: Any, signal: Retry) -> None:

@@ -14,7 +14,6 @@ from tests.contract.conftest import SERVED
 from tests.contract.fleet import Fleet, attempts, end
 from tests.contract.steps import raises, sleeps
 from tests.contract.test_holds import held
-from tests.http.doors import API, client_at, unlimited
 from tests.servers import eventually
 
 Made = Callable[..., Fleet]
@@ -140,6 +139,9 @@ def test_a_job_that_exceeds_a_limit_waits_and_the_limit_says_so(limited: Callabl
     eventually(lambda: fleet.runs(first), what="a run")
     second = fleet.send("act", "ok")
     eventually(lambda: held(fleet) == [second], what="a held job")
+    pytest.importorskip("httpx", reason="the floor has no HTTP")
+    from tests.http.doors import API, client_at, unlimited
+
     client = client_at(fleet.bridge, unlimited())
     state = client.get(f"{API}/rate-limits/stripe").json()
     assert (state["key"], state["waiting_count"]) == ("stripe", 1)

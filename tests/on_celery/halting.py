@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from celery import states
 from celery.backends.database import DatabaseBackend
 
 from tests.contract.notes import Settings, client
@@ -27,26 +26,6 @@ class Halting:
         stored = super().store_result(*args, request=request, **options)  # type: ignore[misc]
         halt(request, "after the result")
         return stored
-
-
-class Late(Polling):
-    """Takes a second to store that a job is on its way again."""
-
-    def store_result(self, task_id: str, result: Any, state: str, *rest: Any, **options: Any) -> Any:
-        """Store a result."""
-        if state == states.RETRY:
-            time.sleep(1)
-        return super().store_result(task_id, result, state, *rest, **options)
-
-
-class Stuck(Polling):
-    """Gives no answer for minutes when a job is on its way again."""
-
-    def store_result(self, task_id: str, result: Any, state: str, *rest: Any, **options: Any) -> Any:
-        """Store a result."""
-        if state == states.RETRY:
-            time.sleep(300)
-        return super().store_result(task_id, result, state, *rest, **options)
 
 
 class OnRedis(Halting, Polling):

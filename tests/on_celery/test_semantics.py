@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from importlib.metadata import version
 
 import pytest
 
-from ojs_bridge import Discard, LetterNotFound, Retry
+from ojs_bridge import Discard, LetterNotFound
 from tests.contract.steps import OPAQUE, an, raises, retries
 from tests.forking import code, run
 from tests.on_celery.fleet import Fleet
 from tests.on_celery.project import Unpicklable
-from tests.servers import Valkey, eventually
+from tests.servers import eventually
 
 
 @pytest.mark.requirement("RET-01")
@@ -57,32 +56,6 @@ def test_a_retry_is_not_stored_after_its_run_has_ended(fleet: Fleet) -> None:
     assert fleet.calls(job, "on_retry") == []
     eventually(lambda: fleet.calls(job, "on_retry"), what="the end of the first run")
     assert fleet.app.AsyncResult(job.id).state == "FAILURE"
-
-
-def test_a_retry_that_is_due_at_once_waits_for_its_state(
-    separate: Callable[..., Fleet], valkey: Valkey
-) -> None:
-    """Else the state of the first run would be stored over that of the second one, for good."""
-    fleet = separate(results=f"tests.on_celery.halting:Late+{valkey.url}")
-    fleet.start("-c", "2").await_ready()
-    at_once = raises(Retry, "a.first", "at once", after="PT0S")
-    for steps in ([at_once, "ok"], [at_once, raises(Discard, "a.b")]):
-        job = fleet.send("handled", *steps)
-        assert fleet.end(job) in ("SUCCESS", "FAILURE")
-        ended = job.state
-        eventually(lambda job=job: fleet.calls(job, "on_retry"), what="the end of the first run")
-        assert fleet.app.AsyncResult(job.id).state == ended
-
-
-def test_a_job_that_no_broker_has_waits_for_no_result_backend(
-    separate: Callable[..., Fleet], valkey: Valkey
-) -> None:
-    """It was acknowledged before it ran: a kill while the backend is stuck would lose it."""
-    results = f"tests.on_celery.halting:Stuck+{valkey.url}"
-    fleet = separate(results=results, acks_late=False)
-    fleet.start("-c", "2").await_ready()
-    job = fleet.send("handled", raises(Retry, "a.first", "at once", after="PT0S"), "ok")
-    assert fleet.end(job) == "SUCCESS"
 
 
 @pytest.mark.requirement("RET-01")

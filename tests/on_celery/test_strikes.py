@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from celery.result import AsyncResult
 from celery.worker.request import create_request_cls
 from kombu.utils.imports import symbol_by_name
 
@@ -29,12 +30,22 @@ LAST = 8
 NEVER = 1_000_000
 #: A backoff that fails, and so one that is struck, waits for the longest time.
 POLICY = {**KEEP, "max_interval": "PT1S"}
-#: steps, and the state in which they end
-JOBS: list[tuple[list[Step], str]] = [
-    (["ok"], "SUCCESS"),
-    ([raises(OSError, "down"), "ok"], "SUCCESS"),
-    ([raises(OSError, "down")], "FAILURE"),
+#: steps, the state in which they end, and how many runs that takes
+JOBS: list[tuple[list[Step], str, int]] = [
+    (["ok"], "SUCCESS", 1),
+    ([raises(OSError, "down"), "ok"], "SUCCESS", 2),
+    ([raises(OSError, "down")], "FAILURE", 3),
 ]
+
+
+def shown(fleet: Fleet, job: AsyncResult, runs: int, state: str) -> str:
+    """The state of a job now. Celery may store that of a retry when the run after it has ended.
+
+    A strike at Celery's own line that calls the task is a failure for it, until the run has been judged.
+    """
+    now = str(job.backend.get_state(job.id))
+    late = now == "RETRY" and len(fleet.runs(job)) >= runs
+    return state if late else now
 
 
 @pytest.mark.requirement("RET-01")
@@ -59,7 +70,7 @@ def test_a_job_goes_on_whose_thread_is_struck_beside_its_task(
     store = request.getfixturevalue("valkey").url
     fleet = separate(broker=url, store=store, reservation="PT30S", heard=False)
     fleet.start("-P", pool, "-c", "8", "-I", "tests.on_celery.struck").await_ready()
-    for steps, state in JOBS:
+    for steps, state, runs in JOBS:
         whole = fleet.send("act", *steps, ojs_retry=POLICY, headers={"strike": [NEVER, error]})
         assert fleet.end(whole) == state
         eventually(lambda whole=whole: fleet._list("strikes", whole))
@@ -71,13 +82,11 @@ def test_a_job_goes_on_whose_thread_is_struck_beside_its_task(
         }
         wrong: dict[str, str] = {}
 
-        def all_have_ended(jobs: Any = jobs, wrong: Any = wrong, ends: str = state) -> bool:
+        def all_have_ended(jobs: Any = jobs, wrong: Any = wrong, end: Any = (runs, state)) -> bool:
             places = dict(re.findall("struck (\\S+) at (.*)", fleet.worker.log))
-            seen = {
-                f"{nth} {places.get(job.id)}": str(job.backend.get_state(job.id)) for nth, job in jobs.items()
-            }
+            seen = {f"{nth} {places.get(job.id)}": shown(fleet, job, *end) for nth, job in jobs.items()}
             wrong.clear()
-            wrong.update({place: state for place, state in seen.items() if state != ends})
+            wrong.update({place: state for place, state in seen.items() if state != end[1]})
             return not wrong
 
         with suppress(TimeoutError):
