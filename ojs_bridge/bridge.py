@@ -23,6 +23,7 @@ from .operations.health import BEAT, Beat, Probe
 from .operations.holds import Holds
 from .operations.letters import Jobs
 from .operations.limits import Limits
+from .operations.now import Moment, Now
 from .operations.rates import RateHistory, history, in_broker
 from .operations.replaying import PERIOD as RULES_PERIOD
 from .operations.replaying import ReplayRule
@@ -180,6 +181,16 @@ class Bridge:
         self.jobs = Jobs(letters.find, waiting.find, letters.id_of, waiting.id_of)
         self.audit, self.marks, self.health = Audit(context), Marks(context), Probe(context)
         self.operations = Operations(context, self.dead_letters, waiting, self.audit)
+        self._now_of_fleet = Now(context, self.health, self.holds, self.operations, self.dead_letters.groups)
+
+    def now(self) -> Moment:
+        """Return what is known of the fleet now, and the verdict whether it is bad.
+
+        The store and the brokers are asked once in five seconds at most, and have three seconds to answer.
+        What a store that is away has told before, stays, with its time. Raises ConfigurationError without a
+        store.
+        """
+        return self._now_of_fleet.moment()
 
     def counts(self, *, queue: str | None = None) -> Mapping[str, int]:
         """Return how many jobs, of all queues or of one, are in each state that the store knows of.

@@ -30,6 +30,7 @@ from .answers import JSON_TYPES, Answer, Refusal, raise_refusal
 from .guarding import Access, Door, Guard, UserOf, access_at, tokens_of
 from .holds import HOLDS, LIMITS, Holds, RateLimits
 from .letters import LETTERS, WAITING, Letters, Waiting
+from .now import NOW, Desk
 from .operations import OPERATIONS, Operations
 from .requests import Asked
 from .routes import Operation, read_query
@@ -158,6 +159,7 @@ def guarded(bridge: Bridge, access: Access) -> Starlette:
         *(operation.route(operations) for operation in OPERATIONS),
         *(operation.route(Fleet(bridge)) for operation in FLEET),
         *(operation.route(admin) for operation in ADMIN),
+        *(operation.route(Desk(bridge)) for operation in NOW),
         Route("/openapi.json", _served, methods=["GET"]),
     ]
     # The page's files need no token. The page asks the user for the token, and sends it with its requests.
@@ -228,7 +230,7 @@ def document(root: str = "") -> Schema:
 @cache
 def _described() -> tuple[Schema, Schema]:
     """Return the paths, and the schemas that they refer to."""
-    operations = [*LETTERS, *WAITING, *HOLDS, *LIMITS, *OPERATIONS, *FLEET, *ADMIN, *MANIFEST]
+    operations = [*LETTERS, *WAITING, *HOLDS, *LIMITS, *OPERATIONS, *FLEET, *ADMIN, *NOW, *MANIFEST]
     shapes_of: list[tuple[Any, Mode]] = [(operation.answer, "serialization") for operation in operations]
     shapes_of += [
         (operation.model("body"), "validation") for operation in operations if operation.method in BODIES

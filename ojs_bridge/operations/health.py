@@ -120,6 +120,10 @@ class Probe:
         unasked = {name: Check("unknown", f"only the {knows} knows") for name, knows in _KNOWS.items()}
         return Health({name: self._since(name, check) for name, check in {**unasked, **checks}.items()})
 
+    def living(self) -> Sequence[Worker]:
+        """Return the workers that live, as the store knew them when it was asked last."""
+        return Workers(self._workers, self._context.clock()).living
+
     def _since(self, name: str, check: Check) -> Check:
         """Return an answer with the time since when this process has met only `away`."""
         if check.status != "away":
