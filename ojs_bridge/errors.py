@@ -15,6 +15,7 @@ BridgeError
 └── NotFound                  a KeyError
     ├── LetterNotFound
     ├── OperationNotFound
+    ├── NothingMatched
     ├── HoldNotFound
     ├── DependencyNotFound
     └── JobNotFound
@@ -108,6 +109,10 @@ class NotResumable(BridgeError):
 
 class OperationNotFound(NotFound):
     """There is no bulk operation of this id, or no longer."""
+
+
+class NothingMatched(NotFound):
+    """A bulk operation was not begun: its filter has no letter, or no job, now."""
 
 
 class HoldNotFound(NotFound):

@@ -37,6 +37,8 @@ def test_the_snippets_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     names = prepared()
     for _, code in SNIPPET.findall(PAGES[name]):
+        if "operations.begin" in code:
+            bury_timeouts(names["bridge"])
         exec(compile(textwrap.dedent(code), name, "exec"), names)
 
 
@@ -137,6 +139,13 @@ def test_a_command_that_does_not_exist_is_found() -> None:
     assert exists(program, ["retries", "run|cancel", "--all"])
     assert not exists(program, ["retries", "rum"])
     assert not exists(program, ["retries", "run|cancel", "--dry-run"])
+
+
+def bury_timeouts(bridge: Bridge) -> None:
+    """Bury more letters than a probe on the pages takes: the snippet before may have sent all back."""
+    for n in range(12):
+        errors = ({"attempt": 1, "type": "external.timeout", "message": "no answer"},)
+        bury(bridge, f"timeout-{n}", type="billing.charge", message=celery_message(n), errors=errors)
 
 
 def prepared() -> dict[str, Any]:

@@ -52,7 +52,7 @@ from .letters import (
     show_matched,
     time_after,
 )
-from .operations import carry_out
+from .operations import begin
 from .printing import (
     Listing,
     answer,
@@ -158,7 +158,7 @@ def purge(
     if matched.total:
         keep = f"To keep them first: ojs-bridge dead-letters export {chosen.words()}FILE, from the same store"
         ask(f"Delete {letter_count(matched.total)} from {place}?", *counts(matched), Text(keep), yes=yes)
-    return carry_out(place, place.bridge.operations.begin("purge", where), as_json=as_json)
+    return begin(place, "purge", where, as_json=as_json)
 
 
 @command(group, "prune", changes=True)

@@ -13,13 +13,13 @@ from rich.console import RenderableType
 from typer import Argument, Option
 
 from ..engine.runs import Override
-from ..errors import InvalidRetryPolicy
+from ..errors import InvalidRetryPolicy, NothingMatched
 from ..operations.dead_letters import DeadLetters
 from ..operations.letters import count
-from ..operations.operation import ON_WAITING, Operation
+from ..operations.operation import ON_WAITING, Action, Operation, check_probe
 from ..operations.replaying import check_rate
 from ..rules.policy import check_partial
-from ..store import Letter
+from ..store import Filter, Letter
 from .commands import (
     ID_HELP,
     INCOMPLETE,
@@ -115,6 +115,24 @@ def resume(place: Place, operation_id: Id, as_json: AsJson = False) -> int | Non
     return carry_out(place, operations.resume(operation_id), as_json=as_json)
 
 
+@command(group, "rest", changes=True)
+def rest(place: Place, operation_id: Id, as_json: AsJson = False) -> int | None:
+    """Send the dead letters that a probe (`replay --limit`) has left, as the probe was sent; it goes once."""
+    return carry_out(place, place.publishing_bridge.operations.rest(operation_id), as_json=as_json)
+
+
+def begin(place: Place, action: Action, where: Filter, *, as_json: bool, **how: Any) -> int | None:
+    """Begin an operation and carry it out; tell it where the filter has nothing. Return the exit code."""
+    try:
+        begun = place.bridge.operations.begin(action, where, **how)
+    except NothingMatched:
+        nothing: dict[str, Any] = {"action": action, "matched": 0, "succeeded": 0, "failed": 0, "errors": []}
+        what = counted(0, "job", "jobs") if action in ON_WAITING else letter_count(0)
+        answer({**nothing, "confirmed": True}, f"{what} {DONE[action]}", as_json=as_json)
+        return None
+    return carry_out(place, begun, as_json=as_json)
+
+
 def carry_out(place: Place, operation: Operation, *, as_json: bool) -> int | None:
     """Carry out an operation, show its progress and its end; return the exit code."""
     if not as_json:
@@ -128,6 +146,8 @@ def carry_out(place: Place, operation: Operation, *, as_json: bool) -> int | Non
     answer(_json_of(ended), _progress(ended), *_stayed(ended), as_json=as_json)
     if ended.jobs and (ended.jobs.waiting or ended.jobs.running):
         say(f"what becomes of them: ojs-bridge operations show {ended.id}")
+    if ended.rest:
+        say(f"{letter_count(ended.rest)} are left; send them: ojs-bridge operations rest {ended.id}")
     if ended.state == "done":
         return INCOMPLETE if ended.failed else None
     say(f"{ended.state}: {ended.why}; go on with: ojs-bridge operations resume {ended.id}")
@@ -196,6 +216,10 @@ def replay(
             metavar="SHARE", help="With --rate: stop when more of the replayed jobs, such as 50%, die again."
         ),
     ] = None,
+    limit: Annotated[
+        int | None, Option(metavar="N", help="With --all: a probe, of so many letters; the rest goes later.")
+    ] = None,
+    newest: Annotated[bool, Option("--newest", help="With --limit: the newest, and not the oldest.")] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -205,6 +229,7 @@ def replay(
     A job keeps its id and its history, and has all its attempts again.
     """
     _check(ids, chosen, changes, rate, everything=everything)
+    check_probe("replay", ids, limit, newest=newest)
     share = _share(stop_if_failing, rate)
     bridge = place.bridge if dry_run else place.publishing_bridge
     letters = bridge.dead_letters
@@ -223,9 +248,11 @@ def replay(
         return _tell(stuck, place)
     if matched.total:
         _tell(stuck, place)
-        ask(f"Replay {letter_count(matched.total)} from {place}?", *counts(matched), yes=yes)
-    begun = bridge.operations.begin("replay", where, rate=rate, stop_if_failing=share)
-    return carry_out(place, begun, as_json=as_json)
+        number, order = min(limit or matched.total, matched.total), "newest" if newest else "oldest"
+        of = f"the {order} {number:,} of " if number < matched.total else ""
+        ask(f"Replay {of}{letter_count(matched.total)} from {place}?", *counts(matched), yes=yes)
+    how = {"rate": rate, "stop_if_failing": share, "limit": limit, "newest": newest}
+    return begin(place, "replay", where, as_json=as_json, **how)
 
 
 def _check(

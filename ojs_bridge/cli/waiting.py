@@ -36,7 +36,7 @@ from .commands import (
 )
 from .finding import Place
 from .letters import LATER, Choice, time_to, whereabouts
-from .operations import carry_out
+from .operations import begin
 from .printing import (
     Listing,
     answer,
@@ -157,7 +157,7 @@ class Waiting:
                 to = f" to {time_of(at)} UTC" if at else ""
                 question = f"{action.capitalize()} {counted(number, *self._words)} in {place}{to}?"
                 ask(question, yes=which.yes)
-            return carry_out(place, bulk.begin(action, where, at=at), as_json=which.as_json)
+            return begin(place, action, where, at=at, as_json=which.as_json)
         view = self._of(place)
         ids = whole(which.ids or (), view.id_of)
         if action == "cancel" and (parked := [*found_of(view.get, ids)]):

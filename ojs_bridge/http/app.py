@@ -53,6 +53,8 @@ ERRORS = {
     "503": "The store or the broker cannot be reached",
 }
 NOT_THERE = {"404": "It is not there"}
+#: Where a bulk operation begins, if its filter has anything.
+BULK = "/operations"
 CONFLICT = {"409": "Another process has it in hand at this moment"}
 
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
@@ -249,7 +251,7 @@ def _described() -> tuple[Schema, Schema]:
 
 
 def _operation(operation: Operation, shape_of: Mapping[Any, Schema]) -> Schema:
-    errors = {**ERRORS, **(NOT_THERE if operation.names_one else {})}
+    errors = {**ERRORS, **(NOT_THERE if operation.names_one or operation.path == BULK else {})}
     if operation.names_one and operation.method != "GET":
         errors |= CONFLICT
     answer = _content(shape_of[operation.answer])

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from ..bridge import Bridge
-from ..errors import NotResumable, OperationNotFound, StoreError
+from ..errors import NothingMatched, NotResumable, OperationNotFound, StoreError
 from ..operations.bulk import Preview
 from ..operations.operation import ON_WAITING, Action, Operation, action_from_json, action_to_json
 from ..operations.replaying import Bulk
@@ -82,9 +82,14 @@ class Operations:
                 rate=body.rate,
                 stop_if_failing=body.stop_if_failing,
                 at=body.at,
+                limit=body.limit,
+                newest=body.newest,
             )
 
-        return self._carried_out(begin)
+        try:
+            return self._carried_out(begin)
+        except NothingMatched as error:
+            raise Refusal(404, "not_found", str(error), details={"matched": 0}) from None
 
     @answers(OPERATIONS, "POST", "/operations/{id}/resume")
     def resume(self, job_id: str) -> shapes.BulkOperation:
@@ -92,6 +97,14 @@ class Operations:
         try:
             return self._carried_out(lambda: self._bridge.operations.resume(job_id))
         except NotResumable as error:
+            raise Refusal(409, "x_conflict", str(error)) from None
+
+    @answers(OPERATIONS, "POST", "/operations/{id}/rest")
+    def rest(self, job_id: str) -> shapes.BulkOperation:
+        """Send the letters that a probe has left, as the probe was sent; it goes once."""
+        try:
+            return self._carried_out(lambda: self._bridge.operations.rest(job_id))
+        except (NotResumable, NothingMatched) as error:
             raise Refusal(409, "x_conflict", str(error)) from None
 
     @answers(OPERATIONS, "GET", "/operations/{id}/dead-letters")

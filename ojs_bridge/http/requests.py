@@ -22,7 +22,7 @@ from typing_extensions import Self
 from .. import store
 from ..engine import runs
 from ..messages import OWN_META
-from ..operations.operation import MAX_IDS, JsonAction, action_from_json, check
+from ..operations.operation import MAX_IDS, JsonAction, action_from_json, check, check_probe
 from ..rules.job import parse_time
 from ..rules.notations import DURATION, parse_duration
 from ..rules.policy import RetryPolicy
@@ -394,11 +394,16 @@ class Begin(Purge):
     stop_if_failing: (
         Annotated[float, Field(ge=0, lt=1, description="The share of replayed jobs that die again")] | None
     ) = None
+    limit: (
+        Annotated[int, Field(ge=1, le=MAX_IDS, description="A probe: so many letters; the rest later")] | None
+    ) = None
+    newest: Annotated[bool, Field(description="With a limit: the newest letters, not the oldest")] = False
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
         override = dict(self.override or ())
         action = action_from_json(self.action)
+        check_probe(action, self.ids, self.limit, newest=self.newest)
         check(action, self.ids, override, self.rate, self.stop_if_failing, self.at, self.where())
         return self
 

@@ -226,7 +226,8 @@ class BulkOperation(TypedDict):
     """A bulk operation; `ids` is the number of its ids, `changes` the names of what its override changes.
 
     `at` is the time of a move. `succeeded` counts the letters or jobs with which it is done. `jobs` says what
-    became of replayed ones.
+    became of replayed ones. A probe has a `limit`, and when it has ended a `rest`: how many letters it has
+    left. `rest_operation` is the operation that sends these, and `rest_of` the probe of such a one.
     """
 
     id: str
@@ -248,6 +249,11 @@ class BulkOperation(TypedDict):
     jobs: Jobs | None
     errors: list[Failed]
     why: str
+    limit: Count | None
+    newest: bool
+    rest: Count | None
+    rest_operation: str
+    rest_of: str
 
 
 class Dead(TypedDict):

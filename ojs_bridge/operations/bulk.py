@@ -14,19 +14,31 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from hashlib import sha256
 from typing import Any
 
 from typing_extensions import Unpack
 
 from ..engine.context import Context
 from ..engine.runs import Override
-from ..errors import NotResumable, StoreError, Unreachable
+from ..errors import NothingMatched, NotResumable, StoreError, Unreachable
 from ..rules.job import Job, format_time
 from ..store import EVERYTHING, Fields, Filter, Letter
 from .audit import Audit, uninterrupted
 from .dead_letters import DeadLetters
 from .letters import page_size
-from .operation import ON_WAITING, RECORDED, Action, Ledger, Operation, State, check
+from .operation import (
+    ENTRIES,
+    KIND,
+    ON_WAITING,
+    RECORDED,
+    Action,
+    Ledger,
+    Operation,
+    State,
+    check,
+    check_probe,
+)
 from .replaying import MAX_ERRORS, Bulk
 from .waiting import Waiting, due_from
 
@@ -66,22 +78,27 @@ class Operations:
         rate: float | None = None,
         stop_if_failing: float | None = None,
         at: datetime | None = None,
+        limit: int | None = None,
+        newest: bool = False,
         **fields: Unpack[Fields],
     ) -> Operation:
         """Write a new operation on the letters or jobs of a filter, or of some ids; `run` carries it out.
 
         `override` and `rate` are as for `DeadLetters.replay_all`. `stop_if_failing` is a share from 0 to 1:
         the operation stops when a larger share of the newest jobs has failed an attempt; jobs without an
-        outcome do not count. `at` is as for `Waiting.move`. Raises ValueError and InvalidRetryPolicy.
+        outcome do not count. `at` is as for `Waiting.move`. A replay with a `limit` is a probe: it sends so
+        many letters of the filter, the oldest, or the `newest`; `rest` sends the others later. Raises
+        ValueError and InvalidRetryPolicy, and NothingMatched for a filter that has nothing now.
         """
         where = replace(where, **fields)
         check(action, ids, override, rate, stop_if_failing, at, where)
+        check_probe(action, ids, limit, newest=newest)
         now = self._ledger.now()
         if ids is None:
-            is_quick = where.is_plain if action in ON_WAITING else where.text is None
-            total = self.count(action, where) if is_quick else None
-            where = where.until_now(now)
-        else:
+            total, where = self._matched(action, where), where.until_now(now)
+            if limit is not None:
+                ids = self.letters.first_of(where, limit, newest=newest)
+        if ids is not None:
             ids = [*dict.fromkeys(ids)]
             total = len(ids)
         operation = Operation(
@@ -97,13 +114,63 @@ class Operations:
             stop_if_failing,
             at and max(due_from(at), now),
             total,
+            limit=limit,
+            newest=newest,
         )
         return self._write(operation, ids)
 
+    def _matched(self, action: Action, where: Filter) -> int | None:
+        """Return how many a filter has, None where that would read them; raises NothingMatched for none."""
+        is_quick = where.is_plain if action in ON_WAITING else where.text is None
+        total = self.count(action, where) if is_quick else None
+        source: DeadLetters | Waiting = self.waiting if action in ON_WAITING else self.letters
+        now = where.until_now(self._ledger.now())
+        if total == 0 or (total is None and not any(page for page, _ in source.pages(now, None))):
+            raise NothingMatched(f"no {ENTRIES[action in ON_WAITING]} match, so nothing was begun")
+        return total
+
+    def rest(self, operation_id: str) -> Operation:
+        """Write an operation on the letters that a probe has left; `run` carries it out, as the probe was.
+
+        It has the changes, the rate and the `stop_if_failing` of the probe. A letter that died after the
+        probe began is not among them. Raises OperationNotFound; NotResumable for a probe that has not ended,
+        for what is no probe, and for a rest that was begun before; and NothingMatched.
+        """
+        probe = self.get(operation_id)
+        if probe.limit is None:
+            raise NotResumable(f"operation {operation_id!r} is no probe, and has no rest")
+        if probe.state not in ("done", "stopped", "failed"):
+            raise NotResumable(f"operation {operation_id!r} is {probe.state}; its rest goes after its end")
+        # Of two that ask, one writes.
+        rest_id = f"op-{sha256(f'rest of {probe.id}'.encode()).hexdigest()[:12]}"
+        if probe.rest_operation or self._ledger.documents.get(KIND, rest_id):
+            raise NotResumable(f"the rest of operation {operation_id!r} was begun before, as {rest_id!r}")
+        now = self._ledger.now()
+        rest = Operation(
+            rest_id,
+            "replay",
+            "running",
+            now,
+            now,
+            probe.kind,
+            None,
+            probe.override,
+            probe.rate,
+            probe.stop_if_failing,
+            None,
+            self._matched("replay", probe.where),
+            rest_of=probe.id,
+        )
+        self._write(rest, None)
+        self._ledger.save(replace(probe, rest_operation=rest_id, revision=probe.revision + 1))
+        return self.get(rest_id)
+
     def _write(self, operation: Operation, ids: Sequence[str] | None) -> Operation:
         self._ledger.forget_older(operation)
-        subject: dict[str, Any] = {"filter": operation.kind} if ids is None else {"ids": ids}
+        is_chosen = ids is not None and operation.limit is None
+        subject: dict[str, Any] = {"ids": ids} if is_chosen else {"filter": operation.kind}
         subject |= {"operation": operation.id, "changes": sorted(operation.override)}
+        subject |= {"limit": operation.limit, "rest_of": operation.rest_of or None}
         if operation.at:
             subject["at"] = format_time(operation.at)
         with self._audit.recording(RECORDED[operation.action], **subject) as entry:
@@ -111,7 +178,8 @@ class Operations:
             operation = replace(operation, record=entry.id)
             if ids is not None:
                 self._ledger.write_ids(operation, ids)
-            self._ledger.save(operation)
+            if not self._ledger.save(operation):
+                raise NotResumable(f"operation {operation.id!r} was begun by another process")
         return operation
 
     def run(
@@ -130,10 +198,11 @@ class Operations:
         self, action: Action, where: Filter, progress: Callable[[int], object] | None, **how: Any
     ) -> Bulk:
         """Begin an operation and carry it out; raises Unreachable if its broker is away: resume it then."""
-        ended = self.run(
-            self.begin(action, where, **how),
-            progress=(lambda now: progress(now.matched)) if progress else None,
-        )
+        try:
+            begun = self.begin(action, where, **how)
+        except NothingMatched:
+            return Bulk(0)
+        ended = self.run(begun, progress=(lambda now: progress(now.matched)) if progress else None)
         if ended.state == "failed":
             raise Unreachable(ended.why)
         errors = tuple((letter_id, why) for letter_id, why in ended.errors)
@@ -294,7 +363,12 @@ class Running:
         if asked.ids is None:
             pages = source.pages(asked.where, asked.cursor)
         else:
-            pages = source.pages_of_ids(self._ledger.ids_of(asked), asked.cursor)
+            ids, cursor = self._ledger.ids_of(asked), asked.cursor
+            if asked.limit is None:
+                pages = source.pages_of_ids(ids, cursor)
+            else:
+                # A job that has died again since is sent by none but an operator.
+                pages = self._letters.pages_of_ids(ids, cursor, asked.where)
         for entries, cursor in pages:
             yield entries
             # The last page has no cursor after it, and none means the first page.
@@ -368,7 +442,11 @@ class Running:
 
     @uninterrupted()
     def _end(self, state: State, why: str) -> Operation:
-        ended = self._resumable(replace(self._now, state=state, why=why))
+        rest = self._now.rest
+        if self._now.limit is not None:
+            with suppress(StoreError):
+                rest = self._letters.replay_all(self._now.where).matched
+        ended = self._resumable(replace(self._now, state=state, why=why, rest=rest))
         try:
             self._save(ended)
         except _Stopped:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from itertools import islice
 from typing import Any
 
 from typing_extensions import Unpack
@@ -28,6 +29,7 @@ from .letters import (
     Line,
     count,
     every_page,
+    is_among,
     loaded_until,
     lots_of,
     only_id,
@@ -360,20 +362,31 @@ class DeadLetters:
         """
         return self._paged(where.until_now(self._clock()), cursor)
 
+    def first_of(self, where: Filter, limit: int, *, newest: bool) -> Sequence[str]:
+        """Return the ids of so many letters of a filter at most, the oldest ones, or the newest."""
+        found = (letter.id for page, _ in self._paged(where, None, newest=newest) for letter in page)
+        return [*islice(found, limit)]
+
     def pages_of_ids(
-        self, ids: Sequence[str], cursor: str | None
+        self, ids: Sequence[str], cursor: str | None, where: Filter = EVERYTHING
     ) -> Iterator[tuple[Sequence[Letter], str | None]]:
-        """Yield the letters of some ids as they are stored, each page with the cursor after it."""
-        return pages_of_ids(self._letters.get, ids, cursor)
+        """Yield the letters of some ids as they are stored, each page with the cursor after it.
+
+        Letters that a filter does not choose any more, without its text, are left out.
+        """
+        for page, after in pages_of_ids(self._letters.get, ids, cursor):
+            yield [letter for letter in page if is_among(letter, letter.discarded_at, where)], after
 
     def _pages(self, where: Filter) -> Iterator[Sequence[Letter]]:
         return (page for page, _ in self._paged(where, None))
 
-    def _paged(self, where: Filter, cursor: str | None) -> Iterator[tuple[Sequence[Letter], str | None]]:
+    def _paged(
+        self, where: Filter, cursor: str | None, *, newest: bool = False
+    ) -> Iterator[tuple[Sequence[Letter], str | None]]:
         """Yield pages of letters as they are stored, the oldest first, each with the cursor after it."""
 
         def read(after: str | None) -> Page:
-            return self._letters.list(where, limit=READ, cursor=after or cursor, oldest_first=True)
+            return self._letters.list(where, limit=READ, cursor=after or cursor, oldest_first=not newest)
 
         for page in every_page(read):
             yield (

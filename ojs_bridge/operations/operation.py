@@ -28,6 +28,8 @@ STALE = timedelta(minutes=5)
 KEPT = timedelta(days=30)
 #: The actions on what waits; the others are on dead letters.
 ON_WAITING = ("run", "move", "cancel")
+#: What an operation is on, by whether it is on what waits.
+ENTRIES = ("dead letters", "waiting jobs")
 #: The names of the actions in the audit.
 RECORDED: Mapping[Action, str] = {
     "replay": "dead_letter.replay",
@@ -94,6 +96,10 @@ class Operation:
     those with which the operation was done: of a replay, the number of jobs that were sent. `jobs` says what
     became of these. `why` says what ended it. `record` is the id of its record in the audit, of its beginning
     or its last resumption; `recorded` is how many had succeeded before that.
+
+    A probe has a `limit`: it takes so many letters of its filter, the oldest or the `newest`. When it has
+    ended, `rest` is how many its filter still has. `rest_operation` is the operation that sends them, and
+    `rest_of` is the probe of that operation.
     """
 
     id: str
@@ -116,6 +122,11 @@ class Operation:
     cursor: str | None = None
     record: str = ""
     recorded: int = 0
+    limit: int | None = None
+    newest: bool = False
+    rest: int | None = None
+    rest_operation: str = ""
+    rest_of: str = ""
     revision: int = 1
     jobs: Jobs | None = field(default=None, compare=False)
 
@@ -155,6 +166,20 @@ def action_from_json(action: JsonAction) -> Action:
 def action_to_json(action: Action) -> JsonAction:
     """Return an action as JSON and the store name it."""
     return "retry" if action == "replay" else action
+
+
+def check_probe(action: Action, ids: Sequence[str] | None, limit: int | None, *, newest: bool) -> None:
+    """Raise ValueError for a limit, or an order, that cannot be."""
+    if newest and limit is None:
+        raise ValueError("newest: True needs a limit; without one all letters go, the oldest first")
+    if limit is None:
+        return
+    if type(limit) is not int or not 1 <= limit <= MAX_IDS:
+        raise ValueError(f"limit: {limit!r} must be an integer from 1 to {MAX_IDS}")
+    if action != "replay":
+        raise ValueError(f"limit: {limit!r}: goes with a replay, and this is a {action}")
+    if ids is not None:
+        raise ValueError(f"limit: {limit!r}: goes with a filter, and ids are named")
 
 
 def check(

@@ -72,6 +72,8 @@ def test_an_unknown_operation(store: str) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (["--newest"], "newest: True needs a limit; without one all letters go, the oldest first"),
+        (["--limit", "0"], "limit: 0 must be an integer from 1 to 10000"),
         (["--stop-if-failing", "50%"], "stop-if-failing: it goes with --rate"),
         (
             ["--stop-if-failing", "half", "--rate", "1"],
@@ -116,6 +118,24 @@ def test_a_replay_stops_and_goes_on(tmp_path: Path, valkey: Valkey, valkey_url: 
     ran = spawn("operations", "resume", operation.id, *app, cwd=tmp_path, BROKER_URL=valkey.url)
     assert (ran.code, ran.out) == (0, "12 dead letters replayed (12 not begun)\n"), ran.err
     assert bridge.dead_letters.list().letters == ()
+
+
+def test_a_probe_says_how_its_rest_is_sent(tmp_path: Path, valkey: Valkey, valkey_url: str) -> None:
+    (tmp_path / "actors.py").write_text(DRAMATIQ)
+    bridge = Bridge(f"sqlite:///{tmp_path}/ojs.db")
+    for n in range(7):
+        message = dramatiq_message(f"j-{n}", n)
+        bury(bridge, f"j-{n}", type="charge", framework="dramatiq", message=message)
+    probe = ("dead-letters", "replay", "--all", "--limit", "2", "--newest", "--yes")
+    where = {"cwd": tmp_path, "BROKER_URL": valkey.url}
+    ran = spawn(*probe, "--app", "actors:broker", **where)
+    assert (ran.code, ran.out) == (0, "2 dead letters replayed (2 not begun)\n"), ran.err
+    [done] = bridge.operations.list()
+    assert f"5 dead letters are left; send them: ojs-bridge operations rest {done.id}\n" in ran.err
+    rest = spawn("operations", "rest", done.id, "--app", "actors:broker", **where)
+    assert (rest.code, rest.out) == (0, "5 dead letters replayed (5 not begun)\n"), rest.err
+    again = spawn("operations", "rest", done.id, "--app", "actors:broker", **where)
+    assert (again.code, "was begun before" in again.err) == (2, True)
 
 
 def interrupt(process: Forked, bridge: Bridge, url: str) -> None:

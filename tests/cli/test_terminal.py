@@ -15,7 +15,6 @@ from typing import Any
 import typer
 
 from ojs_bridge.cli.program import program
-from ojs_bridge.store import Filter
 from tests.cli.running import environment
 from tests.http.doors import house
 from tests.operations.test_operating import celery_message
@@ -67,7 +66,7 @@ def test_every_command_escapes_what_others_say(tmp_path: Path) -> None:
         door.bury(f"evil{n}{EVIL}", message=celery_message(EVIL, to=EVIL), **job)
         door.park(f"park{n}{EVIL}", reason=EVIL)
     [group] = door.bridge.dead_letters.groups.list()
-    operation = door.bridge.operations.begin("purge", Filter(type="none"))
+    operation = door.bridge.operations.begin("purge", ids=["none"])
     (tmp_path / "shop.py").write_text(APP)
     (tmp_path / "p.json").write_text(json.dumps({"policies": {EVIL: {"max_attempts": 2, EVIL: EVIL}}}))
     (tmp_path / "damaged.jsonl").write_text(EVIL)
@@ -112,6 +111,7 @@ def test_every_command_escapes_what_others_say(tmp_path: Path) -> None:
         ["operations", "show", operation.id],
         ["operations", "stop", f"none{EVIL}"],
         ["operations", "resume", operation.id],
+        ["operations", "rest", f"none{EVIL}"],
         ["job", "evil3"],
         ["job", "park3"],
         ["job", f"none{EVIL}"],

@@ -129,6 +129,9 @@ def test_a_few_run_at_a_time(door: House) -> None:
         ({"action": "retry", "ids": ["a"], "filter": {"type": "b"}}, "ids: either ids or a filter, not both"),
         ({"action": "retry", "stop_if_failing": 0.5}, "stop_if_failing: 0.5 needs a rate"),
         ({"action": "retry", "rate": 0}, "rate: 0"),
+        ({"action": "retry", "limit": 0}, "limit: 0"),
+        ({"action": "purge", "limit": 1}, "limit: 1: goes with a replay, and this is a purge"),
+        ({"action": "retry", "newest": True}, "newest: True needs a limit"),
         ({"action": "purge", "rate": 1}, "action: a purge has no override, no rate"),
         ({"action": "retry", "override": {"colour": 1}}, "override.colour: "),
     ],
@@ -142,3 +145,25 @@ def test_an_operation_that_cannot_be(door: House, asked: dict[str, Any], told: s
 def test_an_unknown_operation(door: House, method: str, rest: str) -> None:
     answer = door.client.request(method, f"{OPERATIONS}/op-1{rest}")
     assert refused(answer, 404, "not_found")["details"]["resource_type"] == "operation"
+
+
+def test_a_probe_and_its_rest(door: House) -> None:
+    """The rest goes once; what matches nothing is no operation."""
+    for n in range(12):
+        door.bury(f"j-{n}", type="a.b")
+    probe = begin(door, action="retry", filter={"type": "a.*"}, limit=3, newest=True, rate=100)
+    at = f"{OPERATIONS}/{probe['id']}"
+    done = ended(door, probe["id"])
+    assert (done["limit"], done["newest"], done["succeeded"], done["rest"]) == (3, True, 3, 9)
+    rest = door.client.post(f"{at}/rest").json()
+    assert (rest["rest_of"], rest["total"], rest["rate"]) == (probe["id"], 9, 100)
+    again = refused(door.client.post(f"{at}/rest"), 409, "x_conflict")
+    assert again["message"] == f"the rest of operation {probe['id']!r} was begun before, as {rest['id']!r}"
+    assert ended(door, rest["id"])["succeeded"] == 9
+    assert door.client.get(at).json()["rest_operation"] == rest["id"]
+    refused(door.client.post(f"{OPERATIONS}/{rest['id']}/rest"), 409, "x_conflict")
+    refused(door.client.post(f"{OPERATIONS}/op-1/rest"), 404, "not_found")
+    asked = {"action": "retry", "filter": {"type": "a.*"}, "confirm": True}
+    nothing = refused(door.client.post(OPERATIONS, json=asked), 404, "not_found")
+    assert nothing["message"] == "no dead letters match, so nothing was begun"
+    assert len(door.client.get(OPERATIONS).json()["operations"]) == 2

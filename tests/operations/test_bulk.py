@@ -267,6 +267,7 @@ def test_what_has_failed_is_counted_once(fleet: Lives) -> None:
 def test_a_slow_rate_does_not_spoil_the_list(fleet: Lives) -> None:
     """However slow it is."""
     bridge, _ = fleet
+    bury_many(bridge, 1)
     begun = bridge.operations.begin("replay", rate=1e-300)
     assert [found.id for found in bridge.operations.list()] == [begun.id]
 
@@ -389,7 +390,7 @@ def test_the_fates_of_an_operations_jobs_go_with_it(fleet: Lives, monkeypatch: A
     kinds = [fate_kind(done.id, fate) for fate in get_args(Fate)]
     assert sum(bridge.store.documents.count(kinds).values()) == 3 + 1 + 2 + 2
     monkeypatch.setattr(operation, "KEPT", timedelta(seconds=-1))
-    bridge.operations.begin("purge")
+    bridge.operations.begin("purge", ids=ids)
     assert bridge.store.documents.count(kinds) == {}
 
 
