@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ojs_bridge import Bridge
-from ojs_bridge.operations import bulk, operation
+from ojs_bridge.operations import operation, running
 from tests.cli.running import run, spawn
 from tests.cli.test_apps import DRAMATIQ, dramatiq_message
 from tests.forking import Forked, started
@@ -56,7 +56,7 @@ def test_an_interrupted_purge_is_resumed(bridge: Bridge, store: str, monkeypatch
     )
     monkeypatch.setattr(operation, "STALE", timedelta(0))
     assert "interrupted" in run("operations", "list", store=store).out
-    monkeypatch.setattr(bulk, "SAVED", 60)
+    monkeypatch.setattr(running, "SAVED", 60)
     ran = run("operations", "resume", begun.id, store=store)
     assert (ran.code, ran.out) == (0, "3 dead letters deleted\n")
     assert len(bridge.dead_letters.list().letters) == 1

@@ -12,7 +12,7 @@ import pytest
 
 from ojs_bridge import Bridge, Event, LetterNotFound, Retention
 from ojs_bridge.errors import JobNotFound, StoreError, Unpublishable, Unreachable
-from ojs_bridge.operations import audit, bulk
+from ojs_bridge.operations import audit, running
 from ojs_bridge.operations.audit import Actor, Record, acting
 from tests.lives import Outbox, bridge_with_outbox
 from tests.operations.test_operating import bury
@@ -109,7 +109,7 @@ def test_a_bulk_operation_is_a_record_that_its_end_completes(
     [record] = records(bridge)
     assert (told(record), record.who) == (("dead_letter.replay", "done", 24), "ann")
     second = operations.begin("purge")
-    monkeypatch.setattr(bulk, "SAVED", 0)
+    monkeypatch.setattr(running, "SAVED", 0)
     with acting(ANN):
         assert operations.run(second, progress=lambda now: operations.stop(now.id)).state == "stopped"
         operations.run(operations.resume(second.id))
