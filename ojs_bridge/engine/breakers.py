@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 from ..errors import StoreError
@@ -20,10 +21,10 @@ from ..rules.failures import Failure
 from ..rules.hints import Heard
 from ..rules.holds import ASK_AGAIN, Hold
 from ..rules.job import Job, format_time
-from ..store import Document, DocumentPage, next_of
+from ..store import Document, DocumentPage, next_of, readable
 from . import events
 from .context import Context
-from .holds import KEPT, KIND, ON, HoldDocuments, KnownHolds
+from .holds import KEPT, KIND, ON, HoldDocuments, KnownHolds, hold_of
 from .runs import Refuse, Run
 from .storage_retry import at_once
 from .threads import BetweenForks
@@ -140,22 +141,26 @@ class SharedBreaker:
         """
         for _ in range(_TRIES):
             known, now = self._documents.get(KIND, f"breaker:{self.name}"), self._context.clock()
-            before = State.from_json(known.body.get("state", {}) if known else {})
-            before = self.state = before.as_of(now.timestamp(), self.breaker.seconds("cool_down"))
-            state = step(before, now.timestamp())
+            found, at = [known] if known else [], now.timestamp()
+            before = self.state = next(readable(found, partial(self._state_in, at)), State())
+            state = step(before, at)
             if state is None or state == before:
                 return state
-            hold = self._hold(state, Hold.from_json(known.body) if known else None, now)
+            hold = self._hold(state, next(readable(found, hold_of), None), now)
             body = {**hold.to_json(), "state": state.to_json()}
-            at = ON.replace(tzinfo=timezone.utc)
+            kept_at = ON.replace(tzinfo=timezone.utc)
             if hold.ended_at:
                 # It stays as it is for a while: it is a part of an index.
-                at = known.at if known and now - KEPT / 2 < known.at <= now else now
-            if self._documents.write(next_of(known, KIND, hold.id, at, body)):
+                kept_at = known.at if known and now - KEPT / 2 < known.at <= now else now
+            if self._documents.write(next_of(known, KIND, hold.id, kept_at, body)):
                 self.state = state
                 self._tell(before, state, hold, now)
                 return state
         return None
+
+    def _state_in(self, now: float, document: Document) -> State:
+        state = State.from_json(document.body.get("state", {}))
+        return state.as_of(now, self.breaker.seconds("cool_down"))
 
     def _hold(self, state: State, before: Hold | None, now: datetime) -> Hold:
         """Return the hold of the breaker in a state; a closed one has ended."""
@@ -257,10 +262,14 @@ class Breakers:
 
     def have_read(self, documents: Sequence[Document]) -> None:
         """Take the states of breakers that this process has read with the holds."""
-        for document in documents:
+
+        def take(document: Document) -> None:
             shared = self._shared.get(str(document.body.get("dependency")))
             if shared and "state" in document.body:
                 shared.state = State.from_json(document.body["state"])
+
+        for _ in readable(documents, take):
+            pass
 
     def lets_through(self, hold: Hold, job: Job) -> bool:
         """Return whether a job of an open breaker runs, as a probe."""
@@ -307,7 +316,7 @@ class Breakers:
         self._asked[name] = until
         id_ = f"rate_limited:{name}"
         known = self._documents.get(KIND, id_)
-        before = Hold.from_json(known.body) if known else None
+        before = next(readable([known] if known else [], hold_of), None)
         if before and before.is_on(now) and before.until and until < before.until + SHORTEST:
             return
         reason = f"{name}, which asked at {now:%H:%M:%S} for fewer calls, until {until:%H:%M:%S} UTC"

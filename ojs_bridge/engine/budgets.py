@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -14,10 +15,10 @@ from ..rules.budget import Budget, Credit
 from ..rules.decision import SnoozeUntil, until_turn
 from ..rules.dependencies import Dependencies
 from ..rules.job import Job
-from ..store import Document, Filter, Parked, ParkedJobs, next_of
+from ..store import Document, Filter, Parked, ParkedJobs, Unreadable, next_of, reading
 from .breakers import WITHOUT_STORE, InProcess
 from .context import Context
-from .holds import RELEASE_SECONDS, HoldDocuments, reading
+from .holds import RELEASE_SECONDS, HoldDocuments
 from .scheduler import once_a_period
 from .storage_retry import at_once
 from .threads import BetweenForks
@@ -76,9 +77,10 @@ class Budgets:
         period = timedelta(seconds=RELEASE_SECONDS)
         for name, budget in self._budgets.items():
             known = self._documents.get(BUDGET, name)
-            if self._store and known and _credit_in(known).planned > self._clock():
-                call = partial(self._call, name, budget, self._store.parked)
-                once_a_period(self._store.reservations, f"{BUDGET}:{name}", period, self._clock, call)
+            with suppress(Unreadable):
+                if self._store and known and _credit_in(known).planned > self._clock():
+                    call = partial(self._call, name, budget, self._store.parked)
+                    once_a_period(self._store.reservations, f"{BUDGET}:{name}", period, self._clock, call)
 
     def _count(self, name: str) -> None:
         """Count a first attempt; about once a second this process writes what it has counted."""
@@ -155,4 +157,4 @@ class Budgets:
 @reading(BUDGET)
 def _credit_in(known: Document) -> Credit:
     at, planned = (datetime.fromisoformat(known.body[name]) for name in ("at", "planned"))
-    return Credit(known.body["saved"], at, planned)
+    return Credit(float(known.body["saved"]), at, planned)

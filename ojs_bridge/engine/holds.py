@@ -7,7 +7,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Protocol
@@ -29,6 +28,7 @@ from ..store import (
     Settle,
     Store,
     next_of,
+    readable,
 )
 from .scheduler import AHEAD, once_a_period
 from .storage_retry import at_once
@@ -86,22 +86,17 @@ class HoldsOfBreakers(Protocol):
         """Take the holds that have been read."""
 
 
-@contextmanager
-def reading(kind: str) -> Iterator[None]:
-    """Raise StoreError for a document of a kind that cannot be read: jobs wait, and do not end."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError) as error:
-        raise StoreError(f"another version has written a {kind} that cannot be read: {error!r}") from error
+def hold_of(document: Document) -> Hold:
+    """Return the hold in a document; raises ValueError and TypeError for what cannot be read."""
+    return Hold.from_json({**document.body, "id": document.id})
 
 
-@reading(KIND)
 def read(documents: HoldDocuments, breakers: HoldsOfBreakers | None = None) -> Sequence[Hold]:
     """Return the holds that are on, and those that have ended lately; raises StoreError."""
     page = documents.list(KIND, limit=_PAGE, cursor=None)
     if breakers:
         breakers.have_read(page.documents)
-    return [Hold.from_json(document.body) for document in page.documents]
+    return [*readable(page.documents, hold_of)]
 
 
 def that_hold(holds: Iterable[Hold], job: Job, dependencies: Dependencies) -> Sequence[Hold]:

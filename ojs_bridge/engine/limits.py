@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from typing import NamedTuple, TypeAlias
@@ -15,9 +16,9 @@ from ..rules.dependencies import Dependencies, Dependency
 from ..rules.holds import ASK_AGAIN
 from ..rules.job import Job
 from ..rules.rates import Pace, every_of
-from ..store import Document, Filter, Parked, Reservation, Store, next_of
+from ..store import Document, Filter, Parked, Reservation, Store, Unreadable, next_of, readable, reading
 from .heartbeat import lives_here
-from .holds import PARKING, RELEASE_SECONDS, KnownHolds, reading
+from .holds import PARKING, RELEASE_SECONDS, KnownHolds
 from .scheduler import once_a_period
 
 logger = logging.getLogger("ojs_bridge")
@@ -146,14 +147,16 @@ class Limits:
             turns = dict.fromkeys(turn for _, turn in self._waiting(dependency))
             for kind, _, name in (turn.partition(":") for turn in turns):
                 if kind == SLOTS:
-                    self._give(name, dependency)
+                    with suppress(Unreadable):
+                        self._give(name, dependency)
         # One whose rate was taken away in the code has given out turns, too.
         by_name, soon = self._dependencies.by_name, self._clock() + GIVEN
         for known in self._store.documents.list(RATE, limit=LOOKS, cursor=None).documents:
             one = by_name.get(known.id) or by_name.get(known.id.rpartition(":")[0])
             if one and known.at > soon:
                 bring = partial(self._bring_forward, known, one)
-                once_a_period(self._store.reservations, f"turns:{known.id}", LOOK, self._clock, bring)
+                with suppress(Unreadable):
+                    once_a_period(self._store.reservations, f"turns:{known.id}", LOOK, self._clock, bring)
 
     def _let_go(self, dependency: Dependency) -> None:
         """Make the jobs due that wait for slots of which there are any number again."""
@@ -326,7 +329,7 @@ def use_of(
     if with_values:
         page = documents.list(SLOTS, limit=LOOKS_AT, cursor=None).documents
         slots, rates = [one for one in page if one.id.rpartition(":")[0] in names], []
-    taken = {held: its for one in slots for held, its in _read(one)[0].items()}
+    taken = {held: its for one, _ in readable(slots, _read) for held, its in one.items()}
     return _used(_live(store, taken, now)), max((one.at for one in rates), default=None)
 
 
@@ -350,18 +353,18 @@ def _pace(known: Document | None, now: datetime, every: timedelta) -> Pace:
     if known is None:
         return Pace(now, now, every)
     begun, planned = (datetime.fromisoformat(known.body[field]) for field in ("begun", "planned"))
-    return Pace(begun, planned, timedelta(seconds=known.body["every"]), known.body["weight"])
+    return Pace(begun, planned, timedelta(seconds=known.body["every"]), int(known.body["weight"]))
 
 
 @reading(SLOTS)
 def _read(known: Document | None) -> tuple[AllTaken, AllWaits]:
     body = known.body if known else {"taken": (), "waits": ()}
     taken = {
-        Reservation(key, fence): Taken(datetime.fromisoformat(at), weight)
+        Reservation(key, int(fence)): Taken(datetime.fromisoformat(at), int(weight))
         for key, fence, at, weight in body["taken"]
     }
     waits = {
-        job_id: Waits(Reservation(key, fence), weight, datetime.fromisoformat(since))
+        job_id: Waits(Reservation(key, int(fence)), int(weight), datetime.fromisoformat(since))
         for job_id, key, fence, weight, since in body["waits"]
     }
     return taken, waits

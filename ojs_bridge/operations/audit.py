@@ -18,12 +18,14 @@ from datetime import datetime, timedelta
 from types import FrameType
 from typing import Any, Literal, TypeAlias
 
+from pydantic import TypeAdapter
+
 from ..engine.context import Context
 from ..engine.events import Event
 from ..errors import BridgeError, StoreError, Unpublishable
 from ..rules.job import format_time
 from ..rules.notations import check_pattern, matches
-from ..store import Document, Documents
+from ..store import Document, Documents, readable
 from .letters import page_size
 
 logger = logging.getLogger("ojs_bridge")
@@ -107,6 +109,9 @@ class Record:
         return {**asdict(self), "at": format_time(self.at)}
 
 
+_RECORD = TypeAdapter(Record)
+
+
 @dataclass(frozen=True, slots=True)
 class RecordPage:
     """Records, the newest first, and the cursor of the next page; None on the last page."""
@@ -186,10 +191,10 @@ class Audit:
             document = self._documents.get(KIND, record_id)
         except StoreError as error:
             logger.warning("record %s: the action is %s, count %d; %s", record_id, outcome, count, error)
-            document = None
-        if document is not None:
-            record = replace(_read(document), outcome=outcome, count=count)
-            self._write(record, document.revision + 1)
+            return
+        known = [document] if document else []
+        for revision, record in readable(known, lambda one: (one.revision + 1, _read(one))):
+            self._write(replace(record, outcome=outcome, count=count), revision)
 
     def list(
         self,
@@ -211,8 +216,7 @@ class Audit:
         records: list[Record] = []
         for _ in range(-(-LOOK_THROUGH // size)):
             page = self._documents.list(KIND, limit=size, cursor=cursor)
-            for n, document in enumerate(page.documents, 1):
-                record = _read(document)
+            for n, record in readable(enumerate(page.documents, 1), lambda one: (one[0], _read(one[1]))):
                 if since is not None and record.at < since:
                     return RecordPage(tuple(records), None)
                 if matches(record.who, who or "*") and matches(record.action, action or "*"):
@@ -281,7 +285,9 @@ class Marks:
     def list(self, *, since: datetime | None = None, limit: int = 100) -> Sequence[Mark]:
         """Return the newest marks, of `since` or later; raises ValueError for a limit outside 1 to 1000."""
         documents = self._documents.list(MARK, limit=page_size(limit), cursor=None).documents
-        marks = (Mark(one.id, one.at, str(one.body["text"]), str(one.body["by"])) for one in documents)
+        marks = readable(
+            documents, lambda one: Mark(one.id, one.at, str(one.body["text"]), str(one.body["by"]))
+        )
         return tuple(mark for mark in marks if since is None or mark.at >= since)
 
     @property
@@ -290,8 +296,7 @@ class Marks:
 
 
 def _read(document: Document) -> Record:
-    known = {name: value for name, value in document.body.items() if name in Record.__slots__}
-    return Record(id=document.id, at=document.at, **known)
+    return _RECORD.validate_python({**document.body, "id": document.id, "at": document.at})
 
 
 def _bounded(value: Any) -> Any:

@@ -9,12 +9,13 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any, get_args
 
+from pydantic import TypeAdapter
 from typing_extensions import Unpack
 
 from ..engine.context import Context
 from ..errors import NotFound
 from ..rules.fingerprint import frame_of, pattern_of
-from ..rules.job import format_time, parse_time
+from ..rules.job import format_time
 from ..store import (
     EVERYTHING,
     Document,
@@ -26,6 +27,7 @@ from ..store import (
     Order,
     Store,
     from_ms,
+    readable,
     to_ms,
 )
 from .audit import Actor, Audit
@@ -56,6 +58,9 @@ class Mute:
         """Return the mute in JSON."""
         times = {"at": format_time(self.at), "until": format_time(self.until)}
         return {"by": self.by, **times, "count": self.count}
+
+
+_MUTE = TypeAdapter(Mute)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +177,11 @@ class Groups:
         A mute is lifted when more letters of its group have died since than it had.
         """
         pages = every_page(lambda cursor: self._store.documents.list(KIND, limit=500, cursor=cursor))
-        mutes = {x.id: _mute_of(x) for page in pages for x in page.documents}
+        read = (pair for page in pages for pair in readable(page.documents, _mute_of))
         now = self._clock()
         return {
             name: mute
-            for name, mute in mutes.items()
+            for name, mute in read
             if mute is not None
             and mute.until > now
             and self._store.letters.count(Filter(group=name, since=mute.at)) <= mute.count
@@ -237,8 +242,7 @@ def timeline(letters: Letters, where: Filter, now: datetime, steps: int) -> Time
     return Timeline(times[0], times[1] - times[0], tuple(counts))
 
 
-def _mute_of(document: Document) -> Mute | None:
-    mute = document.body["muted"]
-    if mute is None:
-        return None
-    return Mute(mute["by"], parse_time(mute["at"]), parse_time(mute["until"]), mute["count"])
+def _mute_of(document: Document) -> tuple[str, Mute | None]:
+    Filter(group=document.id)  # another version may have other fingerprints
+    muted = document.body["muted"]
+    return document.id, None if muted is None else _MUTE.validate_python(muted)

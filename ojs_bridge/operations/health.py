@@ -17,12 +17,14 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypeAlias
 
+from pydantic import TypeAdapter
+
 from ..engine import holds
 from ..engine.context import Context
 from ..engine.runs import Backlog
 from ..errors import StoreError
-from ..rules.job import format_time, parse_time
-from ..store import EVERYTHING, Document, Documents, Filter, Store
+from ..rules.job import format_time
+from ..store import EVERYTHING, Document, Documents, Filter, Store, readable
 from .letters import every_page
 from .rates import in_broker
 from .waiting import WORDS
@@ -196,14 +198,14 @@ class Worker:
     ended: bool
 
 
+_WORKER = TypeAdapter(Worker)
+
+
 def workers_in(documents: Documents) -> Sequence[Worker]:
     """Return the worker processes of the last day; raises StoreError."""
     newest: dict[str, Worker] = {}
     for page in every_page(lambda cursor: documents.list(KIND, limit=_PAGE, cursor=cursor)):
-        for document in page.documents:
-            body = document.body
-            places = body["host"], body["framework"], tuple(body["queues"])
-            worker = Worker(body["name"], parse_time(body["seen_at"]), *places, body["ended"])
+        for worker in readable(page.documents, lambda document: _WORKER.validate_python(document.body)):
             if worker.name not in newest or newest[worker.name].seen_at < worker.seen_at:
                 newest[worker.name] = worker
     return [*newest.values()]

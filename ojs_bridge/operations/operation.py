@@ -8,12 +8,24 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypeAlias, get_args
 
+from pydantic import TypeAdapter
+
 from ..engine.context import Context
 from ..engine.runs import Override
 from ..engine.storing import Fate, fate_kind
 from ..errors import OperationNotFound
-from ..rules.job import format_time, parse_time
-from ..store import EVERYTHING, Document, Documents, Filter, from_ms, to_ms
+from ..rules.job import format_time
+from ..store import (
+    EVERYTHING,
+    Document,
+    Documents,
+    Filter,
+    Unreadable,
+    from_ms,
+    readable,
+    reading,
+    to_ms,
+)
 from .letters import every_page, without_group
 from .replaying import check_rate
 
@@ -158,6 +170,9 @@ class Operation:
         }
 
 
+_OPERATION = TypeAdapter(Operation)
+
+
 def action_from_json(action: JsonAction) -> Action:
     """Return an action as code names it."""
     return "replay" if action == "retry" else action
@@ -238,12 +253,16 @@ class Ledger:
         document = self.documents.get(KIND, operation_id)
         if document is None:
             raise OperationNotFound(f"there is no operation {operation_id!r}")
-        return self.with_jobs([self._read(document)])[0]
+        try:
+            with reading(KIND):
+                return self.with_jobs([self._read(document)])[0]
+        except Unreadable as error:
+            raise OperationNotFound(f"operation {operation_id!r}: {error}") from None
 
     def newest(self, limit: int) -> Sequence[Operation]:
         """Return the newest operations."""
         documents = self.documents.list(KIND, limit=limit, cursor=None).documents
-        return self.with_jobs([*map(self._read, documents)])
+        return self.with_jobs([*readable(documents, self._read)])
 
     def with_jobs(self, operations: Sequence[Operation]) -> Sequence[Operation]:
         """Return operations, the replays with what became of their jobs."""
@@ -270,14 +289,19 @@ class Ledger:
     def dead(self, operation: Operation, limit: int, cursor: str | None) -> tuple[Sequence[str], str | None]:
         """Return the ids of an operation's jobs that died again, the newest first, and a cursor."""
         page = self.documents.list(fate_kind(operation.id, "died"), limit=limit, cursor=cursor)
-        return [str(document.body["id"]) for document in page.documents], page.next_cursor
+        return [*readable(page.documents, lambda one: str(one.body["id"]))], page.next_cursor
 
     def _read(self, document: Document) -> Operation:
-        known = {name: value for name, value in document.body.items() if name in Operation.__slots__}
-        known["action"] = action_from_json(known["action"])
-        known |= {name: parse_time(known[name]) for name in _TIMES if known.get(name)}
-        known["errors"] = tuple(map(tuple, known["errors"]))
-        operation = Operation(**known, began_at=document.at, revision=document.revision)
+        operation = _OPERATION.validate_python(
+            {
+                **document.body,
+                "action": action_from_json(document.body["action"]),
+                "errors": tuple((job_id, why) for job_id, why in document.body["errors"]),
+                "id": document.id,
+                "began_at": document.at,
+                "revision": document.revision,
+            }
+        )
         # No operation is kept for longer, however slow it is.
         pace = timedelta(seconds=min(KEPT.total_seconds(), 1 // operation.rate) if operation.rate else 0)
         if not operation.has_ended and self.now() - operation.updated_at > STALE + pace:
@@ -303,9 +327,10 @@ class Ledger:
     def ids_of(self, operation: Operation) -> Sequence[str]:
         """Return the ids that an operation was begun with; raises OperationNotFound when they are gone."""
         document = self.documents.get(IDS, operation.id)
-        if document is None:
-            raise OperationNotFound(f"the ids of operation {operation.id!r} are gone")
-        return tuple(document.body["ids"])
+        found = [document] if document else []
+        for ids in readable(found, lambda one: tuple(map(str, one.body["ids"]))):
+            return ids
+        raise OperationNotFound(f"the ids of operation {operation.id!r} are gone")
 
     def forget_older(self, operation: Operation) -> None:
         """Delete the operations that began 30 days before this one, with the fates of their jobs."""

@@ -23,6 +23,7 @@ from ..store import (
     from_ms,
     index_text,
     matches,
+    readable,
     to_ms,
 )
 from .letters import READ, every_page
@@ -110,17 +111,23 @@ def in_broker(documents: Documents, now: datetime, where: Filter = EVERYTHING) -
 
     Workers tell of them every five seconds. Raises StoreError.
     """
-    seen, waits = set[str](), Counter[int]()
+    seen, waits = set[str](), Counter[datetime]()
     pages = every_page(lambda cursor: documents.list(IN_BROKER, limit=READ, cursor=cursor))
     told = (document for page in pages for document in page.documents)
-    for document in takewhile(lambda document: document.at > now - READ_FOR, told):
+    lately = takewhile(lambda document: document.at > now - READ_FOR, told)
+    for writer, rows in readable(lately, lambda one: (str(one.body["writer"]), [*one.body["due"]])):
         # The newest document of a process has all of its retries.
-        if document.body["writer"] not in seen:
-            seen.add(document.body["writer"])
-            for due, queue, type_, count in document.body["due"]:
-                if due > now.timestamp() and where.queue in (None, queue) and matches(type_, where.type):
+        if writer not in seen:
+            seen.add(writer)
+            for due, queue, type_, count in readable(rows, _wait_in):
+                if due > now and where.queue in (None, queue) and matches(type_, where.type):
                     waits[due] += count
-    return InBroker(waits.total(), from_ms(min(waits) * 1000)) if waits else InBroker()
+    return InBroker(waits.total(), min(waits)) if waits else InBroker()
+
+
+def _wait_in(row: Sequence[Any]) -> tuple[datetime, str, str, int]:
+    due, queue, type_, count, *_ = row
+    return from_ms(due * 1000), str(queue), str(type_), int(count)
 
 
 def _by_type(rates: Sequence[Rate], places: Sequence[int], steps: int) -> dict[str, dict[str, Series]]:

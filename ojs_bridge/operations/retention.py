@@ -8,16 +8,18 @@ import secrets
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from ..engine.rates import IN_BROKER, READ_FOR
 from ..engine.scheduler import once_a_period
 from ..errors import ConfigurationError
 from ..rules.notations import duration_at, read_duration
-from ..store import Document, Documents, Filter, Letter, Store, to_json, to_ms
+from ..store import Document, Documents, Filter, Letter, Store, readable, to_json, to_ms
 from . import audit, health
 from .letters import CLAIM_SECONDS
 
@@ -88,6 +90,18 @@ class Retention:
         yield Filter(but_queues=frozenset(self.queues)), self
 
 
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """What a pruning tells: the shares of the limits, how many letters these have deleted, and of which."""
+
+    fullness: Mapping[str, float]
+    overflow: int
+    groups: Mapping[str, int]
+
+
+_PRUNING = TypeAdapter(Pruning)
+
+
 class Pruner:
     """Prunes the dead letters of a fleet. Every worker tries to, and one worker does at a time.
 
@@ -156,9 +170,10 @@ class Pruner:
         """Write down how full the limits are and what was deleted; warn in the log of both."""
         now, total = self._clock(), self.overflow.total()
         before = self._store.documents.list(KIND, limit=1, cursor=None).documents
-        was_full = bool(before) and max(before[0].body["fullness"].values(), default=0) >= NEARLY_FULL
+        last = next(readable(before, _read), Pruning({}, 0, {}))
+        was_full = max(last.fullness.values(), default=0) >= NEARLY_FULL
         full = [f"{name} {share:.0%}" for name, share in self.fullness.items() if share >= NEARLY_FULL]
-        body = {"fullness": self.fullness, "overflow": total, "groups": self.named()}
+        body = asdict(Pruning(self.fullness, total, self.named()))
         self._store.documents.write(Document(KIND, f"{to_ms(now)}-{secrets.token_hex(3)}", now, body))
         way_out = (
             "they are in the archive"
@@ -242,12 +257,16 @@ def losses(sizes: Mapping[str, tuple[int, datetime]], excess: int) -> dict[str, 
 def fullness_of(documents: Documents, now: datetime) -> dict[str, Any]:
     """Return how full the limits of the number are, and what they have deleted in the last day."""
     told = documents.list(KIND, limit=1000, cursor=None).documents
-    lately = [document.body for document in told if document.at > now - SHOWN_FOR]
+    lately = [*readable((document for document in told if document.at > now - SHOWN_FOR), _read)]
     groups = Counter[str]()
-    for body in lately:
-        groups.update(body["groups"])
+    for pruning in lately:
+        groups.update(pruning.groups)
     return {
-        "fullness": lately[0]["fullness"] if lately else {},
-        "overflow": sum(body["overflow"] for body in lately),
+        "fullness": {**lately[0].fullness} if lately else {},
+        "overflow": sum(pruning.overflow for pruning in lately),
         "overflow_of": dict(groups.most_common(_NAMED)),
     }
+
+
+def _read(document: Document) -> Pruning:
+    return _PRUNING.validate_python(document.body)

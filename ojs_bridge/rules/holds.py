@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypedDict, get_type_hints
+
+from pydantic import TypeAdapter
 
 from .breaker import LONGEST
 from .decision import SnoozeUntil, later
@@ -140,9 +142,16 @@ class Hold:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Hold:
-        """Return the hold that `to_json` has written; a newer version may have written more fields."""
+        """Return the hold that `to_json` has written; a newer version may have written more fields.
+
+        Raises ValueError and TypeError for what cannot be read.
+        """
         known = {name: value for name, value in fields.items() if name in cls.__slots__}
         for name in {"since", "until", "ended_at", "probe_at"} & known.keys():
             known[name] = parse_time(known[name])
         known["jobs"] = tuple(known.get("jobs", ()))
-        return cls(**known)
+        return cls(**_FIELDS.validate_python(known, strict=True))
+
+
+#: Checks the fields of a hold that was written: a dataclass takes any value.
+_FIELDS = TypeAdapter(TypedDict("HoldFields", get_type_hints(Hold), total=False))  # type: ignore[operator]

@@ -5,7 +5,19 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from ..errors import ConfigurationError
-from .documents import BOUNDS, SECONDS, Document, DocumentPage, Documents, Rate, Span, next_of
+from .documents import (
+    BOUNDS,
+    SECONDS,
+    Document,
+    DocumentPage,
+    Documents,
+    Rate,
+    Span,
+    Unreadable,
+    next_of,
+    readable,
+    reading,
+)
 from .filter import EVERYTHING, KINDS, Fields, Filter, Kind
 from .jobs import (
     KEEP,
@@ -78,6 +90,7 @@ __all__ = [
     "Stats",
     "Store",
     "Transaction",
+    "Unreadable",
     "WaitingState",
     "counts_of",
     "from_json",
@@ -86,6 +99,8 @@ __all__ = [
     "matches",
     "next_of",
     "open_store",
+    "readable",
+    "reading",
     "to_json",
     "to_ms",
     "without_password",

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 from uuid import uuid4
+
+from ..errors import StoreError
+
+logger = logging.getLogger("ojs_bridge")
+
+Kept = TypeVar("Kept")
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +38,31 @@ def next_of(
     document is not its own.
     """
     return Document(kind, document_id, at, {**body, "mark": uuid4().hex}, known.revision + 1 if known else 1)
+
+
+class Unreadable(StoreError):
+    """Another version has written a document, and this one cannot read it."""
+
+
+@contextmanager
+def reading(kind: str) -> Iterator[None]:
+    """Raise Unreadable for a document of a kind that has not what is read of it."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise Unreadable(f"another version has written a {kind} that cannot be read: {error!r}") from error
+
+
+def readable(kept: Iterable[Kept], read: Callable[[Kept], Read]) -> Iterator[Read]:
+    """Yield what is read of each document, or of each part of one; what cannot be read is left out."""
+    for each in kept:
+        try:
+            with reading("document"):
+                found = read(each)
+        except Unreadable as error:
+            logger.debug("%s: %r", error, each)
+        else:
+            yield found
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,10 +192,11 @@ def test_the_slot_of_a_process_that_has_ended_here_is_given_on(fleet: Fleet) -> 
     assert isinstance(begin(worker, "j-2"), Held)
     limits_of(worker).wake()
     assert published(worker) == []
+    held = again(worker, "j-2")  # a thread publishes it after the kill
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     limits_of(worker).wake()
-    assert isinstance(begin(worker, again(worker, "j-2")), Run)
+    assert isinstance(begin(worker, held), Run)
 
 
 BANK = Dependency("bank", jobs=["act"], concurrency=1)
@@ -450,8 +451,8 @@ def test_a_job_that_is_late_for_its_slots_does_not_lose_its_place(
     run = begun(worker, "j-0")
     for n in (1, 2):
         assert isinstance(begin(worker, f"j-{n}"), Held)
+    late = again(worker, "j-1")  # a thread publishes it after the end
     end(worker, run)
-    late = again(worker, "j-1")
     now = worker.engine.now() + GIVEN * 3 / 4
     monkeypatch.setattr(limits_of(worker), "_clock", lambda: now)
     begun(worker, late)
