@@ -29,7 +29,8 @@ from .errors import (
 from .messages import Reading
 from .operations.audit import Mark, Record
 from .operations.bulk import Preview
-from .operations.groups import ErrorGroup, Timeline
+from .operations.group import ErrorGroup
+from .operations.groups import Timeline
 from .operations.health import Health
 from .operations.operation import Operation
 from .operations.rates import RateHistory

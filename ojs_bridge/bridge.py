@@ -168,6 +168,7 @@ class Bridge:
         #: The workers of this process that have started and not stopped.
         self._workers = 0
         self.dead_letters = DeadLetters(context, settings.retention, settings.replay_rules)
+        self.groups = self.dead_letters.groups
         self.broker_letters = BrokerLetters(context)
         #: What waits in the store, and two views of it: parked retries, and jobs that their users delay. Held
         #: jobs are in the first one alone.

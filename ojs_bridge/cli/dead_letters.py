@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -17,10 +17,9 @@ from typer import Argument, Option
 
 from ..errors import ConfigurationError, StoreError
 from ..operations.dead_letters import DeadLetters
-from ..operations.groups import ErrorGroup
 from ..operations.letters import count, loaded_until, read_lines
 from ..operations.retention import Retention
-from ..store import Filter, Letter, Order
+from ..store import Filter, Letter
 from .commands import (
     ID_HELP,
     All,
@@ -36,7 +35,6 @@ from .commands import (
     found_of,
     group_of,
     listed,
-    show_entries,
     whole,
 )
 from .finding import Place
@@ -50,20 +48,15 @@ from .letters import (
     searched,
     show_letters,
     show_matched,
-    time_after,
 )
 from .operations import begin
 from .printing import (
-    Listing,
     answer,
-    listing,
-    plain,
     progress_bar,
     replaced,
     say,
     show,
     show_json,
-    time_of,
 )
 
 group = group_of("dead-letters", "Search, replay and delete dead letters.")
@@ -326,80 +319,3 @@ def _arriving(place: Place, where: Filter, now: Callable[[], datetime], seconds:
 def _look(letters: DeadLetters, where: Filter, since: datetime) -> Look:
     newest = [*every(letters, replace(where, since=since))]
     return {(letter.id, letter.discarded_at): letter for letter in reversed(newest)}
-
-
-_BARS = " ▁▂▃▄▅▆▇█"
-#: The columns of a sparkline.
-_STEPS = 16
-
-Fingerprint = Annotated[str, Argument(metavar="FINGERPRINT", help="A group, as `groups` shows it.")]
-
-
-@command(group, "groups")
-def groups(
-    *,
-    place: Place,
-    chosen: LetterChoice,
-    order: Annotated[Order, Option(help="The last seen first, or the largest.")] = "last",
-    muted: Annotated[bool, Option("--muted", help="List muted groups, too.")] = False,
-    limit: Annotated[int, Option(help="The most groups to list, 1 to 200.")] = 20,
-    as_json: AsJson = False,
-) -> None:
-    """List dead letters by their faults: the job type, the place in your code, the error and its message.
-
-    Messages that differ in numbers, ids and paths are one group.
-
-    Replay, delete or export a group with the option --group of the other commands. --text is refused: groups
-    are not searched for one.
-    """
-    where = chosen.where(place.bridge.engine.now())
-    page = place.bridge.dead_letters.groups.list(where, order=order, muted=muted, limit=limit, steps=_STEPS)
-    if len(page) == limit:
-        say("there may be more: --limit lists up to 200")
-    show_entries(page, _table, f"no groups{place.in_namespace}", as_json=as_json)
-
-
-@command(group, "mute", changes=True)
-def mute(
-    *,
-    place: Place,
-    fingerprint: Fingerprint,
-    lasting: Annotated[str | None, Option("--for", help="For so long, such as P7D or 2h.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Leave a group out of the list, for seven days or so long as you say; its letters stay as they are.
-
-    The mute is lifted when the group grows by more letters than it has now.
-    """
-    until = None if lasting is None else time_after("for", lasting, place.bridge.engine.now())
-    made = place.bridge.dead_letters.groups.mute(fingerprint, until=until)
-    words = f"muted until {time_of(made.until)} UTC, or until more than {made.count} more letters have died"
-    answer(made.to_ojs(), f"{fingerprint}: {words}", as_json=as_json)
-
-
-@command(group, "unmute", changes=True)
-def unmute(*, place: Place, fingerprint: Fingerprint, as_json: AsJson = False) -> None:
-    """Take the mute of a group back."""
-    place.bridge.dead_letters.groups.unmute(fingerprint)
-    answer({"fingerprint": fingerprint, "muted": False}, f"{fingerprint}: unmuted", as_json=as_json)
-
-
-def _table(groups: Sequence[ErrorGroup]) -> Listing:
-    headings = ("group", "letters", "first seen (UTC)", "last seen", "deaths", "types", "queues", "error")
-    return listing(headings, map(_row, groups), ("group", "letters", "last seen", "types", "error"))
-
-
-def _row(shown: ErrorGroup) -> tuple[object, ...]:
-    group = shown.group
-    touched = (", ".join(group.types), ", ".join(group.queues))
-    muted = f"(muted by {shown.mute.by}) " if shown.mute else ""
-    place = f" ({plain(shown.frame)})" if shown.frame else ""
-    error = f"{muted}{plain(group.sample.error_type)}: {plain(shown.pattern)}{place}"
-    seen = (group.first_at, group.last_at, sparkline(group.deaths))
-    return (group.fingerprint, group.count, *seen, *touched, error)
-
-
-def sparkline(counts: Sequence[int]) -> str:
-    """Return counts as bars, the greatest as a whole block."""
-    most = max((*counts, 1))
-    return "".join(_BARS[-(-n * (len(_BARS) - 1) // most)] for n in counts)

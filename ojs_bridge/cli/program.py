@@ -19,7 +19,7 @@ from ..errors import ConfigurationError
 from ..operations.audit import Record
 from ..operations.health import SECONDS
 from . import __doc__ as about
-from . import dead_letters, holds, operations, plan, policy, waiting
+from . import dead_letters, groups, holds, operations, plan, policy, waiting
 from .commands import (
     ID_HELP,
     INCOMPLETE,
@@ -39,7 +39,7 @@ _EXIT_CODES = " ".join((about or "").partition("\n\n")[2].split())
 #: The panels of the help, in the order in which a user needs them.
 _BEFORE, _FAILED, _RUNNING = "Before you install", "Failed jobs", "Running"
 _GROUPS = {
-    dead_letters.group: _FAILED,
+    groups.group: _FAILED,
     waiting.RETRIES.group: _FAILED,
     operations.group: _FAILED,
     waiting.ALL.group: _RUNNING,
@@ -49,6 +49,7 @@ _GROUPS = {
 #: The commands on dead letters: what there is, what is done about it, and what is needed more seldom.
 IN_THE_ORDER_OF_USE = (
     *("groups", "list", "show", "stats", "watch", "replay", "delete", "purge", "mute", "unmute"),
+    *("resolve", "unresolve"),
     *("export", "import", "prune"),
 )
 

@@ -27,6 +27,7 @@ from ..instrumentation.metrics import gauges_text
 from . import shapes
 from .admin import ADMIN, FLEET, MANIFEST, Admin, Fleet
 from .answers import JSON_TYPES, Answer, Refusal, raise_refusal
+from .groups import GROUPS, Groups
 from .guarding import Access, Door, Guard, UserOf, access_at, tokens_of
 from .holds import HOLDS, LIMITS, Holds, RateLimits
 from .letters import LETTERS, WAITING, Letters, Waiting
@@ -154,6 +155,7 @@ def guarded(bridge: Bridge, access: Access) -> Starlette:
     letters, waiting = Letters(bridge), Waiting(bridge)
     operations, admin = Operations(bridge, letters.changed), Admin(bridge, letters)
     api = [
+        *(operation.route(Groups(bridge)) for operation in GROUPS),
         *(operation.route(letters) for operation in LETTERS),
         *(operation.route(waiting) for operation in WAITING),
         *(operation.route(Holds(bridge)) for operation in HOLDS),
@@ -232,7 +234,7 @@ def document(root: str = "") -> Schema:
 @cache
 def _described() -> tuple[Schema, Schema]:
     """Return the paths, and the schemas that they refer to."""
-    operations = [*LETTERS, *WAITING, *HOLDS, *LIMITS, *OPERATIONS, *FLEET, *ADMIN, *NOW, *MANIFEST]
+    operations = [*GROUPS, *LETTERS, *WAITING, *HOLDS, *LIMITS, *OPERATIONS, *FLEET, *ADMIN, *NOW, *MANIFEST]
     shapes_of: list[tuple[Any, Mode]] = [(operation.answer, "serialization") for operation in operations]
     shapes_of += [
         (operation.model("body"), "validation") for operation in operations if operation.method in BODIES

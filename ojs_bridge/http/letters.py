@@ -15,26 +15,21 @@ from starlette.responses import Response
 
 from ..bridge import Bridge
 from ..engine.runs import Override
-from ..errors import NotFound
-from ..operations.groups import Mute
 from ..operations.letters import AnyPage
 from ..operations.operation import Action
 from ..operations.replaying import Bulk
-from ..rules.fingerprint import is_fingerprint
 from ..rules.job import format_time
 from ..rules.policy import RetryPolicy
 from ..store import EVERYTHING, Filter, Letter, Page, Parked, ParkedPage, Stats, matches
 from . import requests, shapes
-from .answers import invalid, not_found
+from .answers import invalid
 from .operations import Bulks, unconfirmed
 from .requests import (
     EARLIEST,
     Asked,
     Counted,
-    GroupsQuery,
     LettersQuery,
     Move,
-    MuteBody,
     Older,
     OlderQuery,
     Paging,
@@ -238,29 +233,6 @@ class Letters:
             raise unconfirmed(action, await self._bulks.run(preview))
         return await self._bulks.answer(action, partial(act, confirm=True))
 
-    @answers(LETTERS, "GET", "/dead-letter/groups")
-    def groups(self, query: GroupsQuery) -> shapes.Groups:
-        """List dead letters by their faults."""
-        start, limit = int(query.cursor or 0), query.limit
-        choice = {"order": query.order, "muted": query.muted, "limit": limit + 1, "offset": start}
-        chosen = self._bridge.dead_letters.groups.list(query.where(), **choice)  # type: ignore[arg-type]
-        groups = [cast(shapes.Group, group.to_ojs()) for group in chosen[:limit]]
-        return {"groups": groups, "next_cursor": str(start + limit) if len(chosen) > limit else None}
-
-    @answers(LETTERS, "POST", "/dead-letter/groups/{id}/mute")
-    def mute(self, job_id: str, body: MuteBody) -> Mute:
-        """Leave a group out of the list, for seven days or until a time; its letters stay."""
-        try:
-            return self._bridge.dead_letters.groups.mute(_checked(job_id), until=body.until)
-        except NotFound:
-            raise not_found("group", job_id) from None
-
-    @answers(LETTERS, "DELETE", "/dead-letter/groups/{id}/mute")
-    def unmute(self, job_id: str) -> shapes.Unmuted:
-        """Take a mute back."""
-        self._bridge.dead_letters.groups.unmute(_checked(job_id))
-        return {"muted": False, "fingerprint": job_id}
-
     @answers(LETTERS, "POST", "/admin/jobs/{id}/retry")
     @answers(LETTERS, "POST", "/admin/dead-letter/{id}/retry")
     @answers(LETTERS, "POST", "/dead-letter/{id}/retry")
@@ -313,12 +285,6 @@ def _schedule(letter: Letter) -> list[float]:
     policy = RetryPolicy.merge(letter.policy, {"jitter": False})
     retries = range(1, min(policy.runs, SCHEDULED + 1)) if letter.policy else ()
     return [policy.delay(n) for n in retries]
-
-
-def _checked(fingerprint: str) -> str:
-    if not is_fingerprint(fingerprint):
-        raise not_found("group", fingerprint)
-    return fingerprint
 
 
 WAITING: list[Operation] = []

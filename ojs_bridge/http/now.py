@@ -10,8 +10,9 @@ from typing_extensions import TypedDict
 from ..bridge import Bridge
 from ..operations.audit import Mark
 from ..operations.health import Status
+from .groups import Group
 from .routes import Operation, answers
-from .shapes import BulkOperation, Count, Group, Hold, Time
+from .shapes import BulkOperation, Count, Hold, Time
 
 NOW: list[Operation] = []
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
 
 from pydantic import (
     AfterValidator,
@@ -23,6 +24,7 @@ from .. import store
 from ..engine import runs
 from ..messages import OWN_META
 from ..operations.operation import MAX_IDS, JsonAction, action_from_json, check, check_probe
+from ..rules.faults import State
 from ..rules.job import parse_time
 from ..rules.notations import DURATION, parse_duration
 from ..rules.policy import RetryPolicy
@@ -32,6 +34,9 @@ MAX_OFFSET = 10_000
 #: Nothing has died outside of these times, and arithmetic with times beyond them overflows.
 EARLIEST = datetime(1970, 1, 1, tzinfo=timezone.utc)
 LATEST = datetime(9000, 1, 1, tzinfo=timezone.utc)
+_STATE = "|".join(get_args(State))
+#: States of groups with commas between them.
+_STATES = f"^({_STATE})(,({_STATE}))*$"
 _POLICY = RetryPolicy.json_schema()
 _AGE = re.compile(r"^([0-9]{1,6})([wdhms])$")
 _UNITS = {"w": "weeks", "d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
@@ -227,8 +232,14 @@ class GroupsQuery(Counted):
 
     order: store.Order = "last"
     muted: Annotated[bool, Field(description="Whether muted groups are listed, too")] = False
+    state: Annotated[str, Field(pattern=_STATES, description="With commas between several")] | None = None
     limit: Limit = 50
     cursor: Annotated[str, Field(pattern="^[0-9]{1,5}$", description=_NEXT)] | None = None
+
+    @property
+    def states(self) -> Sequence[State]:
+        """The states that are asked for; none for all."""
+        return cast(Sequence[State], self.state.split(",") if self.state else ())
 
 
 class WaitingQuery(Choice, Paging):
@@ -254,6 +265,12 @@ class MuteBody(Change):
     """A mute of a group, for seven days or until a time."""
 
     until: Time | None = None
+
+
+class ResolveBody(Change):
+    """A resolution of a group, in a mark if one is named."""
+
+    mark: Annotated[str, Field(min_length=1, max_length=200)] | None = None
 
 
 class PauseQueue(Change):

@@ -12,7 +12,6 @@ from pydantic import Field, WithJsonSchema
 from typing_extensions import NotRequired, TypedDict
 
 from ..operations.audit import Mark, Record
-from ..operations.groups import Mute
 from ..operations.health import Status
 from ..operations.operation import Jobs, JsonAction, State
 from ..operations.rates import InBroker
@@ -396,40 +395,3 @@ class Queue(TypedDict):
     paused: bool
     paused_at: NotRequired[Time]
     resumed_at: NotRequired[Time]
-
-
-class Unmuted(TypedDict):
-    """The answer when a mute is taken back, or was none."""
-
-    muted: Literal[False]
-    fingerprint: str
-
-
-class Group(TypedDict):
-    """Dead letters of one fault. `message`, `frame` and `sample_id` are those of the newest letter.
-
-    `frame` is the place in the user's own code where the error was raised. `first_at` is the first death of
-    the fault, whatever became of its letter. On SQL, `types` and `queues` are those of the newest hundred
-    letters at least.
-    """
-
-    fingerprint: str
-    error_type: str
-    pattern: str
-    frame: str | None
-    message: str
-    sample_id: str
-    count: Count
-    first_at: Time
-    last_at: Time
-    types: list[str]
-    queues: list[str]
-    deaths: Timeline
-    muted: Mute | None
-
-
-class Groups(TypedDict):
-    """A page of groups."""
-
-    groups: list[Group]
-    next_cursor: str | None

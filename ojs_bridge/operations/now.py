@@ -13,12 +13,14 @@ from typing import Any
 from ..engine.context import Context
 from ..errors import StoreError
 from ..rules.facts import MINUTES, Facts, HostFacts, Minutes, Part, QueueFacts, TypeFacts
+from ..rules.faults import LIVE
 from ..rules.job import format_time, parse_time
 from ..rules.verdict import Verdict, verdict_of
 from ..store import EVERYTHING, KINDS, Filter, Rate, Store, from_ms, to_ms
 from .audit import Mark, Marks
 from .bulk import Operations
-from .groups import ErrorGroup, Groups
+from .group import ErrorGroup
+from .groups import Groups
 from .health import SECONDS, Health, Probe, Worker
 from .holds import Holds, Shown
 from .operation import Operation
@@ -187,7 +189,7 @@ class Now:
             {kind: store.parked.count(Filter(kind=kind)) for kind in KINDS},
             store.letters.count(EVERYTHING),
             self._marks.list(since=since),
-            self._groups.list(since=since, limit=MAX_GROUPS),
+            self._groups.list(since=since, state=LIVE, limit=MAX_GROUPS),
             [one for one in self._operations.list(limit=20) if _is_shown(one, now)],
             self._holds.list(),
         )

@@ -187,7 +187,7 @@ class Group:
     """The letters of a fingerprint that a filter chooses: their number, their times, the newest of them.
 
     `first_at` is the first death of the fault, whatever became of its letter, and whatever the filter.
-    `deaths` are the numbers of letters between each two of the given times.
+    `deaths` are the numbers of letters between each two of the given times. A store gives each a sample.
     """
 
     fingerprint: str
@@ -197,7 +197,7 @@ class Group:
     types: tuple[str, ...]
     queues: tuple[str, ...]
     deaths: tuple[int, ...]
-    sample: Letter
+    sample: Letter | None
 
 
 class GroupPage(NamedTuple):

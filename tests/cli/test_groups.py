@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ojs_bridge import Bridge
-from ojs_bridge.cli.dead_letters import sparkline
+from ojs_bridge.cli.groups import sparkline
 from ojs_bridge.rules.fingerprint import fingerprint
 from tests.cli.running import Ran, run
 
@@ -65,6 +65,18 @@ def test_a_group_is_muted_for_some_time(store: str) -> None:
     assert (mistyped.code, mistyped.err) == (1, "ojs-bridge: there is no group 'aaaaaaaaaaaaaaaa'\n")
     actions = [(r["action"], r["reason"]) for r in run("audit", "--json", store=store).json]
     assert actions == [("group.unmute", ""), ("group.mute", "known")]
+
+
+def test_a_group_is_resolved(store: str) -> None:
+    """In a mark, if one is named; the list tells the states."""
+    resolved = ran("resolve", ANSWER, "--mark", "v42", store=store)
+    assert resolved.out == f"{ANSWER}: resolved in v42; the next death brings it back\n"
+    assert [g["fingerprint"] for g in ran("groups", "--json", "--state", "resolved", store=store).json] == [
+        ANSWER
+    ]
+    assert "resolved" in ran("groups", store=store).out.splitlines()[1]
+    assert ran("unresolve", ANSWER, store=store).out == f"{ANSWER}: not resolved\n"
+    assert ran("groups", "--state", "resolved", store=store).out == "no groups\n"
 
 
 def test_what_cannot_be_done(store: str) -> None:

@@ -78,6 +78,8 @@ def test_every_command_escapes_what_others_say(tmp_path: Path) -> None:
         ["dead-letters", "groups"],
         ["dead-letters", "mute", group.group.fingerprint],
         ["dead-letters", "unmute", group.group.fingerprint],
+        ["dead-letters", "resolve", group.group.fingerprint, "--mark", EVIL],
+        ["dead-letters", "unresolve", group.group.fingerprint],
         ["dead-letters", "watch", "--since", "2h"],
         ["dead-letters", "export"],
         ["dead-letters", "export", f"none/{EVIL}"],

@@ -39,7 +39,7 @@ def listed(door: House, **query: Any) -> list[str]:
 
 
 def test_a_round_through_all_routes(door: House) -> None:
-    """A group is listed, muted, unmuted, replayed and deleted."""
+    """A group is listed, muted, unmuted, resolved, replayed and deleted."""
     found = door.client.get(GROUPS, params={"order": "count"}).json()
     slow, gone = found["groups"]
     assert found["next_cursor"] is None
@@ -54,6 +54,12 @@ def test_a_round_through_all_routes(door: House) -> None:
     assert listed(door) == [GONE]
     assert listed(door, muted="true") == [GONE, SLOW]
     assert door.client.delete(f"{GROUPS}/{SLOW}/mute").json() == {"muted": False, "fingerprint": SLOW}
+    resolved = door.client.post(f"{GROUPS}/{SLOW}/resolve", json={"mark": "v42"}).json()
+    assert (resolved["by"], resolved["mark"]) == ("anonymous", "v42")
+    assert listed(door, state="resolved") == [SLOW]
+    assert listed(door, state="new,came_back") == [GONE]
+    assert door.client.delete(f"{GROUPS}/{SLOW}/resolve").json() == {"resolved": False, "fingerprint": SLOW}
+    assert listed(door, state="new,came_back") == [GONE, SLOW]
     replayed = door.client.post(f"{LETTERS}/retry", json={"confirm": True, "filter": {"group": SLOW}})
     assert replayed.json()["succeeded"] == 4
     assert listed(door) == [GONE]
@@ -83,7 +89,10 @@ def test_what_is_refused(door: House) -> None:
     """A text that is no fingerprint names no group."""
     for unknown in ("x", "a" * 16):
         refused(door.client.post(f"{GROUPS}/{unknown}/mute", json={}), 404, "not_found")
+        refused(door.client.post(f"{GROUPS}/{unknown}/resolve", json={}), 404, "not_found")
     refused(door.client.delete(f"{GROUPS}/x/mute"), 404, "not_found")
+    refused(door.client.delete(f"{GROUPS}/x/resolve"), 404, "not_found")
+    refused(door.client.get(GROUPS, params={"state": "new,bad"}), 400, "invalid_request")
     refused(door.client.get(GROUPS, params={"group": "x"}), 400, "invalid_request")
     refused(door.client.get(GROUPS, params={"order": "first"}), 400, "invalid_request")
 

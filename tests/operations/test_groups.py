@@ -1,4 +1,4 @@
-"""Groups of dead letters as operators see them: they are listed and muted."""
+"""Groups of errors as operators see them: they are listed, muted and resolved."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from ojs_bridge import Bridge, ConfigurationError
-from ojs_bridge.operations.groups import ErrorGroup
-from ojs_bridge.store import Store
+from ojs_bridge import Bridge, ConfigurationError, NotFound
+from ojs_bridge.operations.group import ErrorGroup
+from ojs_bridge.rules.faults import LIVE
+from ojs_bridge.store import Document, Store
 from tests.conftest import store_url
 from tests.store.test_groups import GONE, HOUR, NO, NOW, TIMES, USER, died, fill
 
@@ -41,18 +42,23 @@ def test_a_group_in_json(bridge: Bridge) -> None:
     user = bridge.dead_letters.groups.list(steps=4, since=TIMES[0], until=TIMES[4])[0]
     assert user.to_ojs() == {
         "fingerprint": USER,
+        "state": "steady",
+        "state_since": None,
         "error_type": "external.timeout",
         "pattern": "user # is slow",
         "frame": None,
         "message": "user 333 is slow",
         "sample_id": "a3",
         "count": 3,
+        "retrying": 0,
+        "per_minute": 0.0,
         "first_at": "2026-11-21T10:00:02.345Z",
         "last_at": "2026-11-21T13:30:02.345Z",
         "types": sorted(user.group.types),
         "queues": sorted(user.group.queues),
         "deaths": {"since": "2026-11-21T10:00:02.345Z", "step_seconds": 3600.0, "counts": [1, 1, 0, 1]},
         "muted": None,
+        "resolved": None,
     }
 
 
@@ -126,11 +132,74 @@ def test_a_mute_is_lifted_when_the_group_grows_by_more_than_it_had(bridge: Bridg
     assert groups.mutes()[USER].count == 7
 
 
+def test_a_resolved_group_comes_back_with_its_next_death(bridge: Bridge) -> None:
+    """Its letters stay; what operators do is on record."""
+    groups = bridge.groups
+    with bridge.audit.acting("ann"):
+        made = groups.resolve(USER, " v42 ")
+    user = groups.get(USER)
+    assert (user.state, user.state_since, user.resolution) == ("resolved", made.at, made)
+    assert (made.by, made.mark) == ("ann", "v42")
+    assert names(groups.list(state="resolved")) == [USER]
+    assert names(groups.list(state=["steady", "resolved"], order="count")) == [USER, NO, GONE]
+    died_at = made.at + timedelta(milliseconds=1)
+    store_of(bridge).letters.bury(replace(died("again", 0, "user 9 is slow"), discarded_at=died_at))
+    [back] = groups.list(state=LIVE)
+    assert (back.group.fingerprint, back.state, back.state_since) == (USER, "came_back", died_at)
+    assert back.resolution == made
+    groups.resolve(USER)
+    groups.unresolve(USER)
+    groups.unresolve(GONE)
+    assert (groups.get(USER).state, groups.resolutions()) == ("steady", {})
+    actions = [(record.action, record.subject) for record in bridge.audit.list().records]
+    of_user = {"group": USER}
+    assert actions == [
+        ("group.unresolve", of_user),
+        ("group.resolve", of_user),
+        ("group.resolve", {**of_user, "mark": "v42"}),
+    ]
+
+
+def test_a_group_is_new_for_an_hour_or_since_a_deploy(bridge: Bridge) -> None:
+    """A mark that is to come is none."""
+    now = bridge.engine.now()
+    for n, ago in enumerate((timedelta(minutes=59), timedelta(hours=5), timedelta(hours=7))):
+        store_of(bridge).letters.bury(replace(died(f"new-{n}", 0, type=f"new.{n}"), discarded_at=now - ago))
+
+    def new() -> list[str]:
+        return [each.group.types[0] for each in bridge.groups.list(state="new")]
+
+    assert new() == ["new.0"]
+    bridge.marks.add("v42", at=now - timedelta(hours=6))
+    assert new() == ["new.0", "new.1"]
+    bridge.marks.add("v43", at=now - timedelta(minutes=5))
+    bridge.marks.add("v44", at=now + timedelta(hours=5))
+    assert new() == ["new.0"]
+    assert [each.state for each in bridge.groups.list()] == ["new", *["steady"] * 5]
+
+
+def test_what_another_version_has_said_of_a_group_is_not_in_the_way(bridge: Bridge) -> None:
+    """Only what can be read counts."""
+    for kind, body in (("mute", {"muted": {"by": "x"}}), ("mute", {}), ("resolved", {"resolved": [1]})):
+        store_of(bridge).documents.write(Document(kind, f"{len(body)}{kind}", NOW, body))
+    store_of(bridge).documents.write(Document("faults", "9", NOW, {"faults": {USER: {"type": 1}, NO: None}}))
+    store_of(bridge).documents.write(Document("faults", "8", NOW, {"faults": [1]}))
+    store_of(bridge).documents.write(Document("faults", "7", NOW, {}))
+    assert names(bridge.groups.list()) == [USER, GONE, NO]
+
+
 def test_what_cannot_be_muted(bridge: Bridge) -> None:
     """The error names the argument."""
-    for change in (bridge.dead_letters.groups.mute, bridge.dead_letters.groups.unmute):
+    groups = bridge.groups
+    for change in (groups.mute, groups.unmute, groups.resolve, groups.unresolve, groups.get):
         with pytest.raises(ValueError, match=r"^group: 'x' must be a fingerprint, 16 hexadecimal digits$"):
             change("x")
+    with pytest.raises(NotFound, match="there is no group 'ffffffffffffffff'"):
+        groups.resolve("f" * 16)
+    with pytest.raises(ValueError, match=r"^mark: ' ' must have 1 to 1000 characters$"):
+        groups.resolve(USER, " ")
+    with pytest.raises(ValueError, match=r"^state: 'bad' must be one of new, growing, steady, came_back, "):
+        groups.list(state="bad")  # type: ignore[arg-type]
 
 
 def test_a_group_is_replayed_and_deleted_as_any_choice_of_letters(bridge: Bridge) -> None:
