@@ -13,7 +13,8 @@ from typing_extensions import Self
 
 from ..bridge import Bridge
 from ..config.policies import FIELDS, MISNAMED, Policies, PoliciesOrFile, is_policy
-from ..config.settings import the_policies
+from ..config.settings import check_outbox, the_policies
+from ..config.sources import Given
 from ..errors import ConfigurationError
 from ..rules.notations import check_pattern, matches
 
@@ -96,6 +97,7 @@ class Terms:
     canary: Canary
     begins_afresh: bool = False
     park_delays: bool | None = None
+    outbox: bool | None = None
 
     @classmethod
     def of(
@@ -106,15 +108,18 @@ class Terms:
         canary: Percentages | None,
         in_flight: InFlight,
         park_delays: bool | None,
+        outbox: bool | None,
     ) -> Self:
         """Check the arguments of an `install`; raises InvalidRetryPolicy and ConfigurationError."""
-        if bridge is not None and not isinstance(bridge, Bridge):
+        if not isinstance(bridge, Bridge):
             raise ConfigurationError(f"{place}: {bridge!r} is no Bridge; policies have the name policies=")
         if in_flight not in get_args(InFlight):
             raise ConfigurationError(f"in_flight: {in_flight!r} must be 'counted' or 'afresh'")
         if park_delays not in (None, True, False):
             raise ConfigurationError(f"park_delays: {park_delays!r} must be true or false")
-        return cls(the_policies(policies), Canary(canary), in_flight == "afresh", park_delays)
+        if outbox is not None:
+            check_outbox(Given("outbox", outbox), bridge.store)
+        return cls(the_policies(policies), Canary(canary), in_flight == "afresh", park_delays, outbox)
 
 
 def misnamed(given: Mapping[str, Any], right: str, *, ours: bool = False) -> list[str]:

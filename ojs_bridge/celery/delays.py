@@ -51,8 +51,9 @@ class Delays:
     bridge: Bridge
     broker: Callable[[], Broker]
     policy: Callable[[Task | None], TaskPolicy]
-    #: What `install` says of them; None leaves it to the bridge.
+    #: What `install` says of them, and of jobs in a transaction; None leaves it to the bridge.
     parks: bool | None = None
+    outbox: bool | None = None
 
     def way(self, send_task: Callable[..., Any], name: str, options: dict[str, Any]) -> Callable[..., Any]:
         """Return what sends a job: to the store in a transaction, to the store until a time, or `send_task`.
@@ -102,15 +103,16 @@ class Delays:
         return not own.alt and given.as_uri() != own.as_uri()
 
     def _transaction(self, name: str, options: dict[str, Any]) -> Transaction | None:
-        """Return the transaction in which a job is sent, by its option or by that of its task or bridge."""
+        """Return the transaction in which a job is sent, as it, its task, its app or its bridge says."""
         outbox, given = self.bridge.engine.outbox, options.pop(IN_OPTION, None)
         if given is not None:
             return outbox.join(given)
         task = compat.task_in(compat.tasks(self.app), name)
         said = getattr(task, OUTBOX_OPTION, None)
         if said is None:
+            said = self.bridge.settings.outbox if self.outbox is None else self.outbox
             # A job of a native task that is published twice runs twice.
-            said = self.bridge.settings.outbox and getattr(task, "ojs_bridged", task is None)
+            said = said and getattr(task, "ojs_bridged", task is None)
         if not said:
             return None
         # A job that goes on is told by an error, which would roll the job back, too.

@@ -59,6 +59,7 @@ def install(
     canary: Percentages | None = None,
     in_flight: InFlight = "counted",
     park_delays: bool | None = None,
+    outbox: bool | None = None,
 ) -> Bridge:
     """Put a whole app, or the tasks that `policies` names, under the bridge without touching their code.
 
@@ -68,16 +69,18 @@ def install(
     under the bridge. `canary` is the percentage of their jobs that is, or maps task name patterns to
     percentages (OJS_BRIDGE_CANARY); Celery itself runs the others, but for those that bring their own policy.
     `in_flight` is about jobs that were retried natively more often than their policy allows: `"counted"`,
-    they end at their next failure, or `"afresh"`, they begin at attempt 1. `park_delays` is that of the
-    bridge, for the tasks of this app. Returns the bridge. Raises InvalidRetryPolicy, and ConfigurationError
-    for an app that already has another bridge, for what is not a percentage and for another `in_flight`.
+    they end at their next failure, or `"afresh"`, they begin at attempt 1. `park_delays` and `outbox` are
+    those of the bridge, for the tasks of this app. Returns the bridge. Raises InvalidRetryPolicy, and
+    ConfigurationError for an app that already has another bridge, for what is not a percentage, for another
+    `in_flight`, and for an `outbox` without a store in a SQL database.
     """
-    terms = Terms.of("install", bridge, policies, canary, in_flight, park_delays)
-    bridge = attach(app, bridge or Bridge())
+    bridge = Bridge() if bridge is None else bridge
+    terms = Terms.of("install", bridge, policies, canary, in_flight, park_delays, outbox)
+    attach(app, bridge)
     own = installation(app)
     own.is_installed, own.terms, own.adopt = True, terms, _adopt
     if own.delays:
-        own.delays.parks = terms.park_delays
+        own.delays.parks, own.delays.outbox = terms.park_delays, terms.outbox
     _adopt_new_tasks(app)
     for name, declared in own.declared.items():
         check_whole(app, name, declared)

@@ -30,9 +30,6 @@ from .named_errors import named_errors
 from .policies import Policies, PoliciesOrFile, load
 from .sources import Given, layered
 
-#: What the jobs of transactions need.
-_SQL = "a store in the database of the transactions"
-
 Made = TypeVar("Made", Retention, StorageRetry)
 Value = TypeVar("Value")
 
@@ -82,7 +79,7 @@ def settings_of(**given: Any) -> Settings:
         park_after=_length(setting["park_after"]),
         park_delays=_with(setting["park_delays"], store is not None, "a store", _either),
         release_rate=_with(setting["release_rate"], store is not None, "a store", _rate),
-        outbox=_with(setting["outbox"], getattr(store, "backend", "") == "sql", _SQL, _either),
+        outbox=check_outbox(setting["outbox"], store),
         fail_open=_either(setting["fail_open"]),
         settle_behind=_either(setting["settle_behind"]),
         out_of_reach=_out_of_reach(setting["out_of_reach"]),
@@ -110,6 +107,12 @@ def the_policies(policies: PoliciesOrFile | None) -> Policies:
     raise ConfigurationError(
         f"{given.place}: {given.value!r} must map names to partial policies, or be a file of them"
     )
+
+
+def check_outbox(given: Given, store: Store | None) -> bool:
+    """Return whether jobs are sent with their transactions; raises ConfigurationError where none can be."""
+    is_sql = getattr(store, "backend", "") == "sql"
+    return _with(given, is_sql, "a store in the database of the transactions", _either)
 
 
 def fetches_reliably() -> bool:

@@ -19,6 +19,7 @@ from dramatiq import Actor, Message
 from dramatiq.broker import Broker
 from dramatiq.common import dq_name, q_name
 
+from ..adapters.terms import Terms
 from ..bridge import Bridge
 from ..engine.runs import Run, run_of
 from ..engine.storing import Keeping
@@ -37,10 +38,10 @@ logger = logging.getLogger("ojs_bridge")
 class Delays:
     """The delays of one broker: `delay=`, beyond the bridge's `park_after`."""
 
-    def __init__(self, broker: Broker, bridge: Bridge, actors: Actors, parks: bool | None) -> None:
+    def __init__(self, broker: Broker, bridge: Bridge, actors: Actors, terms: Terms) -> None:
         self._broker, self._bridge, self._actors = broker, bridge, actors
-        #: What `install` says of them; None leaves it to the bridge.
-        self._parks = parks
+        self._terms = terms
+        self._outbox = bridge.settings.outbox if terms.outbox is None else terms.outbox
 
     @property
     def may_park(self) -> bool:
@@ -94,7 +95,7 @@ class Delays:
             ) from None
 
     def _transaction(self, message: Message[Any]) -> Transaction | None:
-        """Return the transaction in which a message is sent, by its option or by that of its actor or bridge.
+        """Return the transaction in which a message is sent, as it, its actor, its broker or its bridge says.
 
         Raises NotInTransaction, and ConfigurationError.
         """
@@ -103,7 +104,7 @@ class Delays:
             return outbox.join(given)
         actor = self._broker.actors.get(message.actor_name)
         said = actor.options.get(OUTBOX_OPTION) if actor else None
-        if said is None and (said := self._bridge.settings.outbox) and actor is not None:
+        if said is None and (said := self._outbox) and actor is not None:
             # A message of a native actor that is published twice runs twice.
             said = self._actors.task_of(message) is not None
         return outbox.joined() if said and not goes_on() and "retries" not in message.options else None
@@ -183,7 +184,7 @@ class Delays:
     def are_asked_for(self, actor: Actor[..., Any] | None) -> bool:
         """Return whether an actor, its broker or the bridge asks for parked delays."""
         own = actor.options.get(PARK_OPTION) if actor else None
-        says = own, self._parks, self._bridge.settings.park_delays
+        says = own, self._terms.park_delays, self._bridge.settings.park_delays
         return next(said for said in says if said is not None)
 
     def _run(self, delayed: Message[Any], chain: str) -> tuple[Run, Message[Any]]:

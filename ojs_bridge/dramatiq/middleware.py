@@ -78,6 +78,7 @@ class OJSRetries(Retries):
             `"counted"` it ends when it fails again; with `"afresh"` it begins at attempt 1.
         park_delays: that of the bridge, for the actors of this broker; an actor's own is its option
             `ojs_park_delays`. On a StubBroker delays stay in the broker, because its `join` waits for them.
+        outbox: that of the bridge, for the actors of this broker; an actor's own is its option `ojs_outbox`.
     """
 
     def __init__(
@@ -88,13 +89,14 @@ class OJSRetries(Retries):
         canary: Percentages | None = None,
         in_flight: InFlight = "counted",
         park_delays: bool | None = None,
+        outbox: bool | None = None,
     ) -> None:
         super().__init__()
-        terms = Terms.of("OJSRetries", bridge, policies, canary, in_flight, park_delays)
-        self.bridge = bridge or Bridge()
+        self.bridge = Bridge() if bridge is None else bridge
+        terms = Terms.of("OJSRetries", self.bridge, policies, canary, in_flight, park_delays, outbox)
         #: The actors and their policies, for the plan.
         self.actors = Actors(self.bridge, terms)
-        self._park_delays = terms.park_delays
+        self._terms = terms
         #: What becomes of its users' delays.
         self.delays: Delays | None = None
         self._keeping = Keeping(self.bridge.engine.outage)
@@ -267,7 +269,7 @@ class OJSRetries(Retries):
         kind.use_dead_queues_as_they_are()
         dead_queues = DramatiqDeadQueues(broker, kind.dead_places, self.bridge, self.actors.tasks)
         self.bridge.engine.register(NAME, DramatiqPublisher(broker, self.bridge), dead_queues)
-        self.delays = Delays(broker, self.bridge, self.actors, self._park_delays)
+        self.delays = Delays(broker, self.bridge, self.actors, self._terms)
         self.delays.wrap()
         stock = [m for m in broker.middleware if type(m) is Retries]
         if not stock:
@@ -307,13 +309,19 @@ def install(
     canary: Percentages | None = None,
     in_flight: InFlight = "counted",
     park_delays: bool | None = None,
+    outbox: bool | None = None,
 ) -> OJSRetries:
     """Put a whole broker, or the actors that `policies` names, under the bridge; return the middleware.
 
     The arguments are those of OJSRetries. Raises InvalidRetryPolicy and ConfigurationError.
     """
     middleware = OJSRetries(
-        bridge, policies=policies, canary=canary, in_flight=in_flight, park_delays=park_delays
+        bridge,
+        policies=policies,
+        canary=canary,
+        in_flight=in_flight,
+        park_delays=park_delays,
+        outbox=outbox,
     )
     if not any(isinstance(m, Retries) for m in broker.middleware):
         # Actors without options of their own run once on such a broker, as before.

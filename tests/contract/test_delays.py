@@ -166,6 +166,30 @@ def test_what_is_too_long_for_the_store_is_an_error_at_the_send(fleet: Fleet) ->
 
 
 @pytest.mark.parametrize("kind", ["celery-valkey", "dramatiq-valkey"])
+def test_what_is_too_long_for_a_postgresql_is_an_error_at_the_send(
+    made: Made, kind: str, postgres_url: str
+) -> None:
+    """Its own limit is a gigabyte; a column that takes less stands for it."""
+    fleet = made(kind, store=postgres_url, park_delays=True, park_after="PT1S")
+    fleet.bridge.store.prepare()
+    with sa.create_engine(postgres_url).begin() as connection:
+        connection.execute(sa.text("ALTER TABLE ojs_parked ALTER COLUMN record TYPE varchar(100000)"))
+    long = "x" * 100_000
+    with pytest.raises(Unstorable, match=r"the store 'postgresql.*' cannot keep this: value too long"):
+        fleet.send("act", long, delay=HOURS)
+    _, begin = WAYS["psycopg"]
+    with (
+        pytest.raises(StoreError, match=r"is not in the transaction: .*value too long"),
+        begin(fleet.store) as given,
+    ):
+        fleet.send("act", "not this one either", within=given)
+        fleet.send("act", long, within=given)
+    later = fleet.send("act", "ok", delay=HOURS)
+    assert (fleet.left(), [waiting.id for waiting in fleet.bridge.waiting.list().jobs]) == (0, [later])
+    fleet.bridge.engine.close()
+
+
+@pytest.mark.parametrize("kind", ["celery-valkey", "dramatiq-valkey"])
 def test_what_is_too_long_for_a_redis_is_an_error_at_the_send(made: Made, kind: str) -> None:
     """It is no outage: the next delay waits in the store again."""
     with Valkey(proto_max_bulk_len="1mb") as server:

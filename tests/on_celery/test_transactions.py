@@ -116,18 +116,21 @@ def in_broker(app: Celery) -> int:
         return int(connection.default_channel.queue_declare(app.main).message_count)
 
 
-def of_outbox(url: str, *, outbox: bool, **options: Any) -> tuple[Celery, Bridge]:
+def of_outbox(url: str, *, of_bridge: bool = False, **options: Any) -> tuple[Celery, Bridge]:
     """An app whose queue has its name, and its bridge; the tables of its store are there."""
     app = Celery(f"outbox-{uuid4().hex}", broker="memory://", set_as_current=False)
     app.conf.task_default_queue = app.main
-    bridge = install(app, Bridge(url, namespace=app.main, outbox=outbox), **options)
+    bridge = install(app, Bridge(url, namespace=app.main, outbox=of_bridge), **options)
     bridge.store.prepare()
     return app, bridge
 
 
 @needs_django
-def test_an_outbox_takes_what_is_sent_within_a_transaction_of_django(url: str, tmp_path: Any) -> None:
-    app, bridge = of_outbox(url, outbox=True)
+@pytest.mark.parametrize("said", [{"of_bridge": True}, {"outbox": True}], ids=["bridge", "app"])
+def test_an_outbox_takes_what_is_sent_within_a_transaction_of_django(
+    url: str, tmp_path: Any, said: dict[str, bool]
+) -> None:
+    app, bridge = of_outbox(url, **said)
 
     @app.task
     def act() -> None: ...
@@ -164,7 +167,8 @@ def test_an_outbox_takes_what_is_sent_within_a_transaction_of_django(url: str, t
 
 @needs_django
 def test_a_task_may_have_an_outbox_alone(url: str) -> None:
-    app, bridge = of_outbox(url, outbox=False)
+    """What the app says counts before what its bridge says."""
+    app, bridge = of_outbox(url, of_bridge=True, outbox=False)
 
     @ojs_task(app, outbox=True)
     def act() -> None: ...
@@ -198,12 +202,17 @@ def test_a_task_that_is_not_under_the_bridge_is_in_no_outbox(url: str) -> None:
 @pytest.mark.parametrize("store", [None, "valkey"])
 def test_an_outbox_needs_a_store_in_a_database(store: str | None, request: pytest.FixtureRequest) -> None:
     given = store and request.getfixturevalue("valkey_url")
-    with pytest.raises(ConfigurationError, match="outbox: True needs a store in the database"):
-        Bridge(given, outbox=True)
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    for wrong in (lambda: Bridge(given, outbox=True), lambda: install(app, Bridge(given), outbox=True)):
+        with pytest.raises(ConfigurationError, match="outbox: True needs a store in the database"):
+            wrong()
+    with pytest.raises(ConfigurationError, match="outbox: 'yes' must be true or false"):
+        install(app, Bridge(given), outbox="yes")  # type: ignore[arg-type]
+    install(app, Bridge(given), outbox=False)
 
 
 def test_an_eager_task_runs_at_once(url: str) -> None:
-    app, _ = of_outbox(url, outbox=False)
+    app, _ = of_outbox(url)
     app.conf.task_always_eager = True
 
     @ojs_task(app)

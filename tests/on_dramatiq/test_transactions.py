@@ -13,7 +13,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
 
 from ojs_bridge import Bridge, ConfigurationError, NotInTransaction
-from ojs_bridge.dramatiq import install
+from ojs_bridge.dramatiq import OJSRetries, install
 from tests.servers import eventually
 from tests.transactions import HAS_DJANGO, Undone, atomic, django_alias, of_sqlalchemy
 
@@ -31,10 +31,10 @@ def under(url: str) -> Iterator[Callable[..., Bridge]]:
     """Puts a broker under a bridge with a store whose tables are there."""
     made: list[Bridge] = []
 
-    def put(broker: dramatiq.Broker, **options: Any) -> Bridge:
-        made.append(Bridge(url, **options))
+    def put(broker: dramatiq.Broker, *, of_bridge: bool = False, **options: Any) -> Bridge:
+        made.append(Bridge(url, outbox=of_bridge))
         made[-1].store.prepare()
-        install(broker, made[-1])
+        install(broker, made[-1], **options)
         return made[-1]
 
     yield put
@@ -116,14 +116,16 @@ def test_what_cannot_be_a_part_of_a_transaction_is_refused(url: str, under: Call
 
 
 @needs_django
-@pytest.mark.parametrize("of", ["bridge", "actor"])
+@pytest.mark.parametrize("of", ["bridge", "broker", "actor"])
 def test_an_outbox_takes_what_is_sent_within_a_transaction_of_django(
     url: str, under: Callable[..., Bridge], tmp_path: Path, of: str
 ) -> None:
     broker = StubBroker()
-    bridge = under(broker, outbox=of == "bridge")
-    act = actor(broker, **{} if of == "bridge" else {"ojs_outbox": True})
-    at_once = actor(broker, "at_once", **{"ojs_outbox": False} if of == "bridge" else {})
+    # What the broker says counts before what its bridge says.
+    said = {"bridge": {"of_bridge": True}, "broker": {"outbox": True}}
+    bridge = under(broker, **said.get(of, {"of_bridge": True, "outbox": False}))
+    act = actor(broker, **{"ojs_outbox": True} if of == "actor" else {})
+    at_once = actor(broker, "at_once", **{} if of == "actor" else {"ojs_outbox": False})
     with django_alias(url) as alias, django_alias(f"sqlite:///{tmp_path}/other.db", "other") as other:
         act.send()
         with atomic(other):
@@ -139,3 +141,15 @@ def test_an_outbox_takes_what_is_sent_within_a_transaction_of_django(
             assert len(queued(broker)) == 3
         eventually(lambda: len(queued(broker)) == 4, seconds=8)
     assert bridge.scheduled.count() == 1
+
+
+@pytest.mark.parametrize("store", [None, "valkey"])
+def test_an_outbox_needs_a_store_in_a_database(store: str | None, request: pytest.FixtureRequest) -> None:
+    bridge = Bridge(store and request.getfixturevalue("valkey_url"))
+    for wrong in (
+        lambda: OJSRetries(bridge, outbox=True),
+        lambda: install(StubBroker(), bridge, outbox=True),
+    ):
+        with pytest.raises(ConfigurationError, match="outbox: True needs a store in the database"):
+            wrong()
+    OJSRetries(bridge, outbox=False)
