@@ -27,7 +27,7 @@ from ..rules.job import format_time
 from ..store import EVERYTHING, Document, Documents, Filter, Store, readable
 from .letters import every_page
 from .rates import in_broker
-from .waiting import WORDS
+from .waiting import word_of
 
 Status: TypeAlias = Literal["ok", "unknown", "degraded", "away"]
 
@@ -298,7 +298,7 @@ def _waiting(store: Store, now: datetime) -> Check:
     due = first[0].next_retry_at if first else None
     facts = {"oldest_due_at": due and format_time(due), "in_broker": short.to_ojs()}
     if due and now - due > OVERDUE:
-        late = f"the oldest {WORDS[first[0].kind][0]} is {(now - due).total_seconds():.0f} s overdue"
+        late = f"the oldest {word_of(first[0])} is {(now - due).total_seconds():.0f} s overdue"
         return Check("degraded", late, facts)
     words = "retry waits" if short.count == 1 else "retries wait"
     waits = f"; {short.count:,} {words} in the broker" if short.count else ""

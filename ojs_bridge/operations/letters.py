@@ -15,7 +15,6 @@ from ..engine.redaction import Redactor
 from ..errors import JobNotFound
 from ..rules.fingerprint import is_fingerprint
 from ..store import (
-    STATES,
     DocumentPage,
     Filter,
     Letter,
@@ -121,7 +120,7 @@ class Whereabouts:
     @property
     def state(self) -> Literal["discarded"] | WaitingState:
         """The state in the specification's word: that of a dead letter is `discarded`."""
-        return "discarded" if isinstance(self.entry, Letter) else STATES[self.entry.kind]
+        return "discarded" if isinstance(self.entry, Letter) else self.entry.waits_as
 
     @property
     def attempts(self) -> int:

@@ -47,6 +47,11 @@ WORDS: Mapping[Kind | None, tuple[str, str]] = {
 }
 
 
+def word_of(parked: Parked) -> str:
+    """Return what a job is called; another version may have kinds that this one does not know."""
+    return WORDS.get(parked.kind, WORDS[None])[0]
+
+
 class Waiting:
     """The jobs of a bridge that wait in the store: parked retries, scheduled jobs, held jobs, or all.
 
@@ -241,7 +246,7 @@ def _check(tasks: Sequence[str]) -> None:
 
 
 def _gone(parked: Parked) -> JobNotFound:
-    return JobNotFound(f"{WORDS[parked.kind][0]} {parked.id!r} is being published, or is gone")
+    return JobNotFound(f"{word_of(parked)} {parked.id!r} is being published, or is gone")
 
 
 def due_from(at: datetime, field: str = "at") -> datetime:

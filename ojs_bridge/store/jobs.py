@@ -185,6 +185,11 @@ class Parked:
         return str(self.errors[-1].get("type") or "Unknown") if self.errors else "Unknown"
 
     @property
+    def waits_as(self) -> WaitingState:
+        """Its state in the specification's word; one of a kind that another version knows is `pending`."""
+        return STATES.get(self.kind, "pending")
+
+    @property
     def publication(self) -> str:
         """The mark of the message with which its user has sent it; "" for a retry."""
         return str(self.state.get("publication") or "")
@@ -210,7 +215,7 @@ class Parked:
             "type": self.type,
             "queue": self.queue,
             **self.reading.to_ojs(),
-            "state": STATES[self.kind],
+            "state": self.waits_as,
             "attempt": self.attempt,
             "max_attempts": self.max_attempts,
             "errors": shown_errors(self.errors),

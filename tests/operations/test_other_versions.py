@@ -153,3 +153,15 @@ def ids_in(answer: Mapping[str, Any]) -> set[str]:
     """Return the ids of what an answer lists."""
     listed = next(items for items in answer.values() if isinstance(items, list))
     return {item.get("id") or item["fingerprint"] for item in listed}
+
+
+def test_a_job_that_waits_for_what_this_version_does_not_know(url: str) -> None:
+    """It is shown as one that waits."""
+    door = house(url)
+    door.park("j-1", kind="dreaming", next_retry_at=door.bridge.engine.now() - timedelta(hours=1))
+    (shown,) = door.client.get(f"{API}/waiting").json()["jobs"]
+    assert (shown["id"], shown["state"]) == ("j-1", "pending")
+    assert door.client.get(f"{API}/jobs/j-1").json()["job"]["state"] == "pending"
+    told = door.client.get(f"{API}/health").json()["checks"]["waiting"]["message"]
+    assert told.startswith("the oldest waiting job is 36")
+    door.bridge.waiting.cancel("j-1")

@@ -107,6 +107,15 @@ def test_rates_are_forgotten_in_time(store: Store, span: str) -> None:
     assert len(store.documents.rates(old, old + HOUR, "hour")) == (1 if span == "minute" else 0)
 
 
+def test_a_newer_version_may_tell_longer_times_apart_on_valkey(valkey_url: str) -> None:
+    """What it counts beyond the last bound of this version counts there."""
+    store = open_store(valkey_url)
+    record(store, [rate(1), Rate(AT, "charge", "default", "completed", (*[0] * len(BOUNDS), 3, 2))])
+    (read,) = store.documents.rates(AT, AT + MINUTE, "minute")
+    assert read.counts == (1, *[0] * (len(BOUNDS) - 1), 5)
+    store.close()
+
+
 def test_a_batch_that_is_repeated_counts_once_on_valkey(valkey_url: str) -> None:
     """Also when it comes after a later one."""
     store = open_store(valkey_url)

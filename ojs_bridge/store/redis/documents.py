@@ -85,9 +85,10 @@ class RedisDocuments:
             counts: dict[str, list[int]] = defaultdict(lambda: [0] * (len(BOUNDS) + 1))
             for field, count in rows_of(words):
                 place, _, texts = field.decode().partition(" ")
-                counts[texts][int(place)] = int(count)
+                # Another version may tell longer times apart.
+                counts[texts][min(int(place), len(BOUNDS))] += int(count)
             for texts in sorted(counts):
-                type_, queue, outcome = json.loads(texts)
+                type_, queue, outcome, *_ = json.loads(texts)
                 yield Rate(from_ms(at), type_, queue, outcome, tuple(counts[texts]))
 
     def _key(self, span: Span, at: int) -> bytes:
