@@ -88,8 +88,8 @@ def test_a_job_is_moved(full: House) -> None:
     zone = timezone(timedelta(hours=9))
     full.bridge.waiting.move("sched-1", (full.bridge.engine.now() + timedelta(days=7)).astimezone(zone))
     full.bridge.retries.move("retry-2", full.bridge.engine.now() + timedelta(minutes=5))
-    assert timedelta(days=6, hours=23) < full.due("sched-1") <= timedelta(days=7)
-    assert timedelta(minutes=4) < full.due("retry-2") <= timedelta(minutes=5)
+    assert timedelta(days=6, hours=23) < full.due("sched-1") < timedelta(days=7, seconds=1)
+    assert timedelta(minutes=4) < full.due("retry-2") < timedelta(minutes=5, seconds=1)
     record = full.bridge.audit.list().records[1]
     assert (record.action, record.subject["ids"]) == ("waiting.move", ["sched-1"])
     assert record.subject["at"].endswith("Z")
@@ -148,7 +148,7 @@ def test_many_are_moved(full: House, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_move_of_some_is_stopped_and_resumed(full: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ojs_bridge.operations.waiting.LOT", 1)
-    monkeypatch.setattr("ojs_bridge.operations.bulk.SAVED", 0)
+    monkeypatch.setattr("ojs_bridge.operations.running.SAVED", 0)
     operations, at = full.bridge.operations, full.bridge.engine.now() + timedelta(days=2)
     begun = operations.begin("move", ids=["sched-3", "retry-0", "sched-1"], at=at)
     stopped = operations.run(begun, progress=lambda now: operations.stop(now.id))
