@@ -182,7 +182,11 @@ class Bridge:
         self.jobs = Jobs(letters.find, waiting.find, letters.id_of, waiting.id_of)
         self.audit, self.marks, self.health = Audit(context), Marks(context), Probe(context)
         self.operations = Operations(context, self.dead_letters, waiting, self.audit)
-        self._now_of_fleet = Now(context, self.health, self.holds, self.operations, self.dead_letters.groups)
+        self._moments = Now(
+            *(context, self.health, self.holds, self.operations, self.dead_letters.groups),
+            self.engine.dependencies,
+            fail_open=settings.fail_open,
+        )
 
     def now(self) -> Moment:
         """Return what is known of the fleet now, and the verdict whether it is bad.
@@ -191,7 +195,7 @@ class Bridge:
         What a store that is away has told before, stays, with its time. Raises ConfigurationError without a
         store.
         """
-        return self._now_of_fleet.moment()
+        return self._moments.moment()
 
     def counts(self, *, queue: str | None = None) -> Mapping[str, int]:
         """Return how many jobs, of all queues or of one, are in each state that the store knows of.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -62,13 +62,22 @@ class Settling:
         self._events = context.events
         self._instruments = context.instruments
         self._surely_held = min(reservation, SUSPICION).total_seconds()
-        self._rates = Rates(context.store.documents, context.clock, park_after) if context.store else None
+        self._rates = None
+        if context.store:
+            runs = reservations.runs
+            self._rates = Rates(context.store.documents, context.clock, park_after, runs.now)
+            runs.starts = self._begins
         self._reservations = reservations
 
     def start(self) -> None:
         """Start the thread that writes the rates; raises RuntimeError where none can start."""
         if self._rates:
             self._rates.start()
+
+    def _begins(self) -> None:
+        """Start the thread before the first job, which may run for hours; else its end starts it."""
+        with suppress(RuntimeError):
+            self.start()
 
     def check(self, run: Run | Refuse, *, can_wait: bool = True, waits: bool = False) -> None:
         """Raise TakenOver for a run whose reservation was taken over: its outcome does not count.

@@ -9,7 +9,7 @@ import random
 import threading
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -23,6 +23,8 @@ from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBa
 from ..rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH
 from ..rules.job import Job, parse_time
 from ..store import BOUNDS, SECONDS, Document, Documents, Rate
+from .running import Running
+from .runs import Run
 from .threads import keep_going, starting
 
 logger = logging.getLogger("ojs_bridge")
@@ -47,11 +49,18 @@ Key: TypeAlias = tuple[int, str, str, str]
 class Rates:
     """Counts how runs end. A count costs a run no more than an append; a store that is away costs counts.
 
-    A thread of the process writes what was counted. A forked child has a thread of its own.
+    A thread of the process writes what was counted, and which `runs` go on. A forked child has a thread of
+    its own.
     """
 
-    def __init__(self, documents: Documents, clock: Callable[[], datetime], soon: timedelta) -> None:
-        self._documents, self._clock, self._soon = documents, clock, soon
+    def __init__(
+        self,
+        documents: Documents,
+        clock: Callable[[], datetime],
+        soon: timedelta,
+        runs: Callable[[], Iterable[Run]] = tuple,
+    ) -> None:
+        self._documents, self._clock, self._soon, self._runs = documents, clock, soon, runs
         #: The process whose thread runs.
         self._pid = 0
         self._over = threading.Event()
@@ -69,7 +78,8 @@ class Rates:
             if self._pid == os.getpid():
                 return
             self._ended, self._over = deque(maxlen=MAX_ENDED), threading.Event()
-            sums = Sums(self._documents, self._clock, self._soon, self._ended)
+            running = Running(self._documents, self._runs)
+            sums = Sums(self._documents, self._clock, self._soon, self._ended, running)
             self._thread = keep_going("ojs-rates", partial(self._keep_writing, sums, self._over))
             self._pid = os.getpid()
 
@@ -96,8 +106,10 @@ class Sums:
         clock: Callable[[], datetime],
         soon: timedelta,
         ended: deque[tuple[Job, Decision, float]],
+        running: Running,
     ) -> None:
         self._documents, self._clock, self._soon, self._ended = documents, clock, soon, ended
+        self._running = running
         self._waits = ShortWaits(documents, soon)
         self._counts: dict[Key, list[int]] = {}
         self._writer, self._number = uuid4().hex, 0
@@ -110,6 +122,7 @@ class Sums:
             self._waits.write(self._clock())
             while self._batch or self._counts:
                 self._write_batch()
+            self._running.write(self._clock())
         except Exception as error:
             # In an outage they wait; other lines of the log tell of it.
             if not isinstance(error, StoreError) or isinstance(error, Unstorable):

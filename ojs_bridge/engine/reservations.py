@@ -22,6 +22,7 @@ from ..rules.job import Job
 from ..store import KEEP, Grant, Reservation, ReserveAnswer, ReservedRuns, Settle, from_ms, to_ms
 from .behind import Behind
 from .heartbeat import DEAD, SUSPICION, Heartbeat, was_held_by
+from .running import Runs
 from .runs import Drop, Lost, Postpone, Run
 from .storage_retry import StorageRetry, pause
 
@@ -90,6 +91,8 @@ class Reservations:
         self.settles_together = reserved is not None and self._behind is None
         #: Extends the reservations of the runs that go on; None without a store.
         self.heart = Heartbeat(reserved, length, clock, out_of_reach) if reserved else None
+        #: The runs that go on here.
+        self.runs = Runs(self.heart.holds if self.heart else lambda _reservation: False)
         self._retry = retry
         self._length = length
         self._clock = clock
@@ -131,6 +134,9 @@ class Reservations:
             return run
         reserved = Run(job, run.policy, run.task, run.since, reservation)
         if answer.grant is _TAKEN:
+            if not (runs := self.runs).noted:
+                runs.starts()
+            runs.noted[reservation] = reserved
             return reserved
         if answer.grant is Grant.HELD and heart.is_orphaned(answer.holder):
             return Lost(reserved._replace(abandoned=True, began=asked_at(answer.mark)), _DIED)

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from ..bridge import Bridge
 from ..operations.audit import Mark
-from ..operations.health import Status
+from ..rules.facts import Status
 from .groups import Group
 from .routes import Operation, answers
 from .shapes import BulkOperation, Count, Hold, Time
@@ -30,13 +30,18 @@ class VerdictLine(TypedDict):
 
 
 class Verdict(TypedDict):
-    """Whether it is bad now, in one sentence; `why` is a second one, `since` when the worst began."""
+    """Whether it is bad now, in one sentence; `why` says more, `since` when the worst began.
+
+    `about` is the fact of the sentence, which is not among the lines. Times in the texts are those of RFC
+    3339, so that a client can show them in its own zone.
+    """
 
     level: Literal["well", "slow", "bad", "away"]
     sentence: str
     why: str
     since: Time | None
     lines: list[VerdictLine]
+    about: VerdictLine | None
 
 
 class PulsePart(TypedDict):
@@ -48,11 +53,15 @@ class PulsePart(TypedDict):
 
 
 class PulseWorkers(TypedDict):
-    """How many workers of a framework were seen on a host lately; it is silent if there were some before."""
+    """How many workers of a framework were seen on a host lately, and how many are silent.
+
+    A silent one has not said that it ends, and no other one has begun in its place.
+    """
 
     framework: str
     host: str
     seen: Count
+    silent: Count
     silent_since: Time | None
 
 
@@ -115,12 +124,13 @@ class RunningJob(TypedDict):
 
 
 class NowWorker(TypedDict):
-    """A worker process, and some of the jobs that it runs, the longest first."""
+    """A worker process, the number of the jobs that it runs, and some of them, the longest first."""
 
     name: str
     host: str
     framework: str
     seen_at: Time
+    runs: Count
     running: list[RunningJob]
 
 

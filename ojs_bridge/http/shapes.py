@@ -12,9 +12,9 @@ from pydantic import Field, WithJsonSchema
 from typing_extensions import NotRequired, TypedDict
 
 from ..operations.audit import Mark, Record
-from ..operations.health import Status
 from ..operations.operation import Jobs, JsonAction, State
 from ..operations.rates import InBroker
+from ..rules.facts import Status
 from ..store import WaitingState
 
 Count: TypeAlias = Annotated[int, Field(ge=0)]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypeAlias
+from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -23,13 +23,14 @@ from ..engine import holds
 from ..engine.context import Context
 from ..engine.runs import Backlog
 from ..errors import StoreError
+from ..rules.facts import Status
 from ..rules.job import format_time
 from ..store import EVERYTHING, Document, Documents, Filter, Store, readable
 from .letters import every_page
 from .rates import in_broker
 from .waiting import word_of
 
-Status: TypeAlias = Literal["ok", "unknown", "degraded", "away"]
+T = TypeVar("T")
 
 #: The kind of the documents by which workers tell that they live, how often they write, after what time they
 #: begin a new one, and for how long the store keeps these: so long the dead are missed.
@@ -78,19 +79,21 @@ class Health:
         return {"status": self.status, "backend": backend, "checks": checks}
 
 
-class _Question:
-    """A question, and its answers when they have come."""
+class Question(Generic[T]):
+    """A question that a thread asks, and its answer, or its error, when that has come."""
 
-    def __init__(self, name: str, ask: Callable[[], Mapping[str, Check]]) -> None:
-        self.answers: Mapping[str, Check] = {}
-        self._name, self._ask = name, ask
+    def __init__(self, name: str, ask: Callable[[], T]) -> None:
+        self.answer: T | None = None
+        self.error: Exception | None = None
+        self.asked = time.monotonic()
+        self._ask = ask
         self.thread = threading.Thread(target=self._run, name=f"ojs-health-{name}", daemon=True)
 
     def _run(self) -> None:
         try:
-            self.answers = self._ask()
+            self.answer = self._ask()
         except Exception as error:  # noqa: BLE001 - whatever it is, there is no answer
-            self.answers = {self._name: Check("away", str(error) or repr(error))}
+            self.error = error
 
 
 class Probe:
@@ -98,7 +101,7 @@ class Probe:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._asking: dict[str, _Question] = {}
+        self._asking: dict[str, Question[Mapping[str, Check]]] = {}
         self._away: dict[str, datetime] = {}
         #: The workers as the store knew them last.
         self._workers: Sequence[Worker] = ()
@@ -118,13 +121,14 @@ class Probe:
         checks: dict[str, Check] = {}
         for name, question in asked.items():
             question.thread.join(max(0.0, until - time.monotonic()))
-            checks |= question.answers or {name: Check("away", f"no answer within {seconds:g} s")}
+            checks |= question.answer or {name: Check("away", _why(question.error, seconds))}
         unasked = {name: Check("unknown", f"only the {knows} knows") for name, knows in _KNOWS.items()}
         return Health({name: self._since(name, check) for name, check in {**unasked, **checks}.items()})
 
-    def living(self) -> Sequence[Worker]:
-        """Return the workers that live, as the store knew them when it was asked last."""
-        return Workers(self._workers, self._context.clock()).living
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """The workers of the last day, as the store knew them when it was asked last."""
+        return self._workers
 
     def _since(self, name: str, check: Check) -> Check:
         """Return an answer with the time since when this process has met only `away`."""
@@ -134,12 +138,12 @@ class Probe:
         since = self._away.setdefault(name, self._context.clock())
         return replace(check, facts={**check.facts, "away_since": format_time(since)})
 
-    def _ask(self, name: str, ask: Callable[[], Mapping[str, Check]]) -> _Question:
+    def _ask(self, name: str, ask: Callable[[], Mapping[str, Check]]) -> Question[Mapping[str, Check]]:
         """Ask in a thread, or wait for the last question's answer: threads without one must not pile up."""
         with self._lock:
             question = self._asking.get(name)
             if question is None or not question.thread.is_alive():
-                question = self._asking[name] = _Question(name, ask)
+                question = self._asking[name] = Question(name, ask)
                 question.thread.start()
             return question
 
@@ -186,9 +190,13 @@ class Probe:
         }
 
 
+def _why(error: Exception | None, seconds: float) -> str:
+    return str(error) or repr(error) if error else f"no answer within {seconds:g} s"
+
+
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker process as it wrote of itself last."""
+    """A worker process as it wrote of itself last; `began_at` is when it wrote first, in the last day."""
 
     name: str
     seen_at: datetime
@@ -196,18 +204,27 @@ class Worker:
     framework: str
     queues: tuple[str, ...]
     ended: bool
+    began_at: datetime
 
 
 _WORKER = TypeAdapter(Worker)
+
+
+def _worker_of(document: Document) -> Worker:
+    return _WORKER.validate_python({**document.body, "began_at": document.at})
 
 
 def workers_in(documents: Documents) -> Sequence[Worker]:
     """Return the worker processes of the last day; raises StoreError."""
     newest: dict[str, Worker] = {}
     for page in every_page(lambda cursor: documents.list(KIND, limit=_PAGE, cursor=cursor)):
-        for worker in readable(page.documents, lambda document: _WORKER.validate_python(document.body)):
-            if worker.name not in newest or newest[worker.name].seen_at < worker.seen_at:
-                newest[worker.name] = worker
+        # A newer version may have written more fields.
+        for worker in readable(
+            page.documents, lambda one: _WORKER.validate_python({**one.body, "began_at": one.at})
+        ):
+            known = newest.setdefault(worker.name, worker)
+            last = max(known, worker, key=lambda one: one.seen_at)
+            newest[worker.name] = replace(last, began_at=min(known.began_at, worker.began_at))
     return [*newest.values()]
 
 
@@ -234,6 +251,18 @@ class Workers:
                 for name in place(worker):
                     counts[worker.framework, name] += count
         return dict(sorted(counts.items()))
+
+    def silent(self) -> Iterator[Worker]:
+        """Yield the dead in whose place no other one has begun since, to take the same queues."""
+        free = sorted(self.living, key=lambda one: one.began_at)
+        for dead in sorted(self._dead, key=lambda one: one.seen_at):
+            for other in free:
+                is_later = other.began_at > dead.seen_at and other.framework == dead.framework
+                if is_later and {*dead.queues} <= {*other.queues}:
+                    free.remove(other)
+                    break
+            else:
+                yield dead
 
     def missed(self) -> Iterator[str]:
         """Yield what no worker serves any more, and since when."""

@@ -2,51 +2,49 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from ..engine.context import Context
+from ..engine.running import RunningJob, Told, by_worker, running_in
 from ..errors import StoreError
-from ..rules.facts import MINUTES, Facts, HostFacts, Minutes, Part, QueueFacts, TypeFacts
+from ..rules.dependencies import Dependencies
+from ..rules.facts import MINUTES, Facts, HostFacts, Part, QueueFacts
 from ..rules.faults import LIVE
-from ..rules.job import format_time, parse_time
+from ..rules.job import format_time
 from ..rules.verdict import Verdict, verdict_of
-from ..store import EVERYTHING, KINDS, Filter, Rate, Store, from_ms, to_ms
-from .audit import Mark, Marks
+from ..store import EVERYTHING, KINDS, Filter, Store, Unreadable
+from .audit import Marks
 from .bulk import Operations
 from .group import ErrorGroup
 from .groups import Groups
-from .health import SECONDS, Health, Probe, Worker
-from .holds import Holds, Shown
+from .health import SECONDS, Probe, Question, Worker, Workers
+from .holds import Holds
+from .known import Known, facts_of
+from .lately import Flows, Hour, LastHour, lately, whole_minute
 from .operation import Operation
+
+logger = logging.getLogger("ojs_bridge")
 
 #: For so many seconds an answer is fresh: the store is asked no more often.
 FRESH = 5.0
-#: The outcomes that are deaths, and those of all runs.
-DEATHS = ("dead_lettered", "discarded")
-RUNS = ("completed", "retried", *DEATHS)
-#: How long ago an operation may have ended that is still shown, and the most groups.
-ENDED, MAX_GROUPS = timedelta(minutes=15), 10
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What the store has told at a time."""
-
-    at: datetime
-    since: datetime
-    rates: Sequence[Rate] = ()
-    waits: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
-    dead_letters: int = 0
-    marks: Sequence[Mark] = ()
-    groups: Sequence[ErrorGroup] = ()
-    operations: Sequence[Operation] = ()
-    holds: Sequence[Shown] = ()
+#: A store that has not answered for so many seconds is away. One that takes less long is slow.
+SILENT = 15.0
+_LATE = "the store takes long to answer, and this is what it has told before"
+#: How often the groups are read, in seconds, unless a new type dies.
+GROUPS = 60.0
+#: How long ago an operation may have ended that is still shown, and the most operations and groups.
+ENDED, MAX_OPERATIONS, MAX_GROUPS = timedelta(minutes=15), 20, 50
+#: In so many steps the deaths of a group are counted.
+STEPS = 12
+#: A type dies if any of it died in so many last minutes.
+DYING = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,64 +53,49 @@ class Moment:
 
     known: Known
     facts: Facts
-    workers: Sequence[Worker]
-    in_broker: int
+    verdict: Verdict
     note: str = ""
-
-    @property
-    def verdict(self) -> Verdict:
-        """Whether it is bad now."""
-        return verdict_of(self.facts)
 
     def to_ojs(self) -> dict[str, Any]:
         """Return the moment in JSON."""
         known, facts = self.known, self.facts
+        workers = Workers(known.workers, known.at).living
+        running = by_worker(known.running, {worker.name for worker in workers})
         return {
-            "at": format_time(known.at),
+            "at": format_time(facts.at),
             "verdict": self.verdict.to_ojs(),
             "pulse": self._pulse(),
             "hill": {
-                "since": format_time(known.since),
+                "since": format_time(known.hour.since),
                 "step_seconds": 60,
                 "deaths": [*facts.deaths],
-                "usual": None,
+                "usual": None
+                if facts.usual_deaths is None
+                else [round(one, 3) for one in facts.usual_deaths],
                 "marks": [mark.to_ojs() for mark in known.marks],
             },
-            "groups": [group.to_ojs() for group in known.groups],
+            "groups": [group.to_ojs() for group in known.groups if group.state in LIVE],
             "operations": [operation.to_ojs() for operation in known.operations],
-            "queues": [_queue(queue) for queue in facts.queues],
-            "workers": [_worker(worker) for worker in self.workers],
+            "queues": [*map(_queue, facts.queues)],
+            "workers": [_worker(worker, running.get(worker.name), facts.at) for worker in workers],
             "holds": [hold.to_ojs() for hold in known.holds],
             "note": self.note,
         }
 
     def _pulse(self) -> dict[str, Any]:
-        facts = self.facts
-        runs = [sum(one) for one in zip(*(each.runs for each in facts.types), strict=True)]
+        facts, seconds = self.facts, lately(self.facts.at)
+        usual = facts.usual_deaths
         return {
             "store": _part(facts.store),
             "broker": _part(facts.broker),
-            "workers": [
-                {
-                    "framework": host.framework,
-                    "host": host.host,
-                    "seen": host.seen,
-                    "silent_since": host.silent_since and format_time(host.silent_since),
-                }
-                for host in facts.hosts
-            ],
-            "jobs_per_second": _lately(runs) / 60,
-            "usual_jobs_per_second": None,
-            "deaths_per_minute": _lately(facts.deaths),
-            "usual_deaths_per_minute": None,
-            "waits": {**self.known.waits, "in_broker": self.in_broker},
+            "workers": [*map(_host, facts.hosts)],
+            "jobs_per_second": round(sum(facts.runs[-3:]) / seconds, 3),
+            "usual_jobs_per_second": None if facts.usual_runs is None else round(facts.usual_runs / 60, 3),
+            "deaths_per_minute": round(sum(facts.deaths[-3:]) * 60 / seconds, 3),
+            "usual_deaths_per_minute": None if usual is None else round(usual[-1], 3),
+            "waits": {**self.known.waits, "in_broker": self.known.in_broker},
             "dead_letters": self.known.dead_letters,
         }
-
-
-def _lately(minutes: Sequence[int]) -> float:
-    """Return how many there were a minute lately."""
-    return sum(minutes[-4:-1]) / 3
 
 
 def _part(part: Part) -> dict[str, Any]:
@@ -120,18 +103,34 @@ def _part(part: Part) -> dict[str, Any]:
     return {"status": part.status, "since": since, "message": part.message}
 
 
+def _host(host: HostFacts) -> dict[str, Any]:
+    is_silent = host.silent_since if not host.seen else None
+    return {
+        "framework": host.framework,
+        "host": host.host,
+        "seen": host.seen,
+        "silent": host.silent,
+        "silent_since": is_silent and format_time(is_silent),
+    }
+
+
 def _queue(queue: QueueFacts) -> dict[str, Any]:
     fields = {name: getattr(queue, name) for name in QueueFacts.__slots__}
     return {**fields, "oldest_at": queue.oldest_at and format_time(queue.oldest_at)}
 
 
-def _worker(worker: Worker) -> dict[str, Any]:
+def _worker(worker: Worker, told: Told | None, at: datetime) -> dict[str, Any]:
+    def job(one: RunningJob) -> dict[str, Any]:
+        seconds = max((at - one.since).total_seconds(), 0.0)
+        return {"id": one.id, "type": one.type, "seconds": round(seconds, 1)}
+
     return {
         "name": worker.name,
         "host": worker.host,
         "framework": worker.framework,
         "seen_at": format_time(worker.seen_at),
-        "running": [],
+        "runs": told.count if told else 0,
+        "running": [job(one) for one in told.jobs] if told else [],
     }
 
 
@@ -139,127 +138,126 @@ class Now:
     """Finds out what is known now; any number of viewers get the same answer for some seconds."""
 
     def __init__(
-        self, context: Context, probe: Probe, holds: Holds, operations: Operations, groups: Groups
+        self,
+        context: Context,
+        probe: Probe,
+        holds: Holds,
+        operations: Operations,
+        groups: Groups,
+        dependencies: Dependencies,
+        *,
+        fail_open: bool,
     ) -> None:
         self._context, self._probe = context, probe
-        self._holds, self._operations, self._groups = holds, operations, groups
-        self._marks = Marks(context)
+        self._reader = _Reader(context, holds, operations, groups)
+        self._dependencies, self._fail_open = dependencies, fail_open
+        self._flows = Flows()
         self._lock = threading.Lock()
         self._made: tuple[float, Moment] | None = None
+        self._question: Question[Known] | None = None
         self._known: Known | None = None
+        self._away: Part | None = None
 
     def moment(self) -> Moment:
         """Return what is known now; raises ConfigurationError without a store, and nothing else."""
         store = self._context.store_for("the moment")
-        with self._lock:
+        made = self._made
+        # One asks. The others get what was known before, or wait if nothing was.
+        if not self._lock.acquire(blocking=made is None) and made:
+            return made[1]
+        try:
             if self._made is None or time.monotonic() - self._made[0] >= FRESH:
-                self._made = time.monotonic(), self._make(store)
+                moment = self._make(store)
+                self._made = time.monotonic(), moment
             return self._made[1]
+        finally:
+            self._lock.release()
 
     def _make(self, store: Store) -> Moment:
-        now = self._context.clock()
+        now, until = self._context.clock(), time.monotonic() + SECONDS
+        question = self._ask(store)
         health = self._probe.check(SECONDS)
-        part = _part_of(health, "store")
-        if part.status != "away":
-            try:
-                self._known = self._read(store, now)
-            except StoreError as error:
-                part = Part("away", str(error), now)
-        since = _minute_of(now) - timedelta(minutes=MINUTES - 1)
-        known = self._known or Known(now, since)
-        types = _types(known)
-        facts = Facts(
-            known.at,
-            part,
-            _part_of(health, "broker"),
-            _sum([one.deaths for one in types]),
-            types,
-            _queues(health, known),
-            tuple(HostFacts(row["framework"], row["host"], row["seen"]) for row in _rows(health, "hosts")),
-        )
-        short = health.checks["waiting"].facts.get("in_broker", {}).get("count", 0)
-        return Moment(known, facts, self._probe.living(), short)
+        question.thread.join(max(0.0, until - time.monotonic()))
+        part, note = self._hear(question, now)
+        if self._known:
+            told = health.checks["waiting"].facts.get("in_broker", {}).get("count", self._known.in_broker)
+            self._known = replace(self._known, workers=self._probe.workers, in_broker=told)
+        known = self._known or Known(now, Hour(whole_minute(now), [Counter() for _ in range(MINUTES)]))
+        facts = facts_of(known, part, health, self._flows, self._dependencies, now, fail_open=self._fail_open)
+        return Moment(known, facts, verdict_of(facts), note)
 
-    def _read(self, store: Store, now: datetime) -> Known:
-        since = _minute_of(now) - timedelta(minutes=MINUTES - 1)
+    def _ask(self, store: Store) -> Question[Known]:
+        """Ask the store, or go on to wait for the answer: threads without one must not pile up."""
+        if self._question is not None and not self._question.thread.is_alive():
+            # It has come since somebody waited for it.
+            self._hear(self._question, self._context.clock())
+        if self._question is None:
+            self._question = Question("now", lambda: self._reader.read(store))
+            self._question.thread.start()
+        return self._question
+
+    def _hear(self, question: Question[Known], now: datetime) -> tuple[Part, str]:
+        """Return whether the store answers, and what it could not tell; take its answer if that has come."""
+        waited = time.monotonic() - question.asked
+        if question.answer is not None or question.error is not None:
+            self._question = None
+        if question.answer is not None:
+            self._known, self._away = question.answer, None
+            return Part("ok"), ""
+        is_outage = isinstance(question.error, StoreError) and not isinstance(question.error, Unreadable)
+        if is_outage or (question.error is None and waited > SILENT):
+            message = str(question.error or f"no answer for {waited:.0f} s")
+            self._away = Part("away", message, self._away.since if self._away else now)
+        elif question.error is not None:
+            logger.error("the moment: what the store has told cannot be read", exc_info=question.error)
+            return Part("ok"), f"what the store has told cannot be read: {question.error!r}"
+        if self._away:
+            return self._away, ""
+        return Part("degraded", _LATE), _LATE
+
+
+class _Reader:
+    """Reads what the store knows; the groups more seldom than the rest."""
+
+    def __init__(self, context: Context, holds: Holds, operations: Operations, groups: Groups) -> None:
+        self._context = context
+        self._holds, self._operations, self._groups = holds, operations, groups
+        self._marks = Marks(context)
+        self._last_hour: LastHour | None = None
+        #: The groups, when they were read, and the types that died then.
+        self._known: tuple[Sequence[ErrorGroup], float, frozenset[str]] = ((), 0.0, frozenset())
+
+    def read(self, store: Store) -> Known:
+        """Return what the store knows; raises StoreError."""
+        now, documents = self._context.clock(), store.documents
+        if self._last_hour is None:
+            self._last_hour = LastHour(documents)
+        hour = self._last_hour.read(now)
         return Known(
             now,
-            since,
-            store.documents.rates(since, now, "minute"),
+            hour,
+            (self._last_hour.usual(hour.since), self._last_hour.usual(now)),
+            running_in(documents, now),
             {kind: store.parked.count(Filter(kind=kind)) for kind in KINDS},
             store.letters.count(EVERYTHING),
-            self._marks.list(since=since),
-            self._groups.list(since=since, state=LIVE, limit=MAX_GROUPS),
-            [one for one in self._operations.list(limit=20) if _is_shown(one, now)],
+            self._marks.list(since=hour.since),
+            self._groups_of(hour),
+            self._shown_operations(now),
             self._holds.list(),
         )
 
+    def _shown_operations(self, now: datetime) -> Sequence[Operation]:
+        return [
+            one
+            for one in self._operations.list(limit=MAX_OPERATIONS)
+            if not one.has_ended or one.updated_at > now - ENDED
+        ]
 
-def _is_shown(operation: Operation, now: datetime) -> bool:
-    return not operation.has_ended or operation.updated_at > now - ENDED
-
-
-def _minute_of(at: datetime) -> datetime:
-    return from_ms(to_ms(at) // 60_000 * 60_000)
-
-
-def _part_of(health: Health, name: str) -> Part:
-    check = health.checks[name]
-    since = check.facts.get("away_since")
-    return Part(check.status, check.message, since and parse_time(since))
-
-
-def _rows(health: Health, name: str) -> Sequence[Mapping[str, Any]]:
-    rows: Sequence[Mapping[str, Any]] = health.checks["workers"].facts.get(name, ())
-    return rows
-
-
-def _types(known: Known) -> tuple[TypeFacts, ...]:
-    types = sorted({rate.type for rate in known.rates})
-    return tuple(
-        TypeFacts(
-            type_,
-            *(_minutes(known, lambda rate, t=type_, o=outcomes: rate.type == t and rate.outcome in o)  # type: ignore[misc]
-              for outcomes in (RUNS, DEATHS, ("retried",))),
-        )
-        for type_ in types
-    )  # fmt: skip
-
-
-def _minutes(known: Known, is_one: Callable[[Rate], bool]) -> Minutes:
-    counts = Counter[int]()
-    for rate in known.rates:
-        if is_one(rate):
-            counts[(to_ms(rate.at) - to_ms(known.since)) // 60_000] += sum(rate.counts)
-    return tuple(counts[place] for place in range(MINUTES))
-
-
-def _sum(series: Sequence[Minutes]) -> Minutes:
-    return tuple(map(sum, zip(*series, strict=True))) if series else (0,) * MINUTES
-
-
-def _queues(health: Health, known: Known) -> tuple[QueueFacts, ...]:
-    workers = {(row["framework"], row["queue"]): row["seen"] for row in _rows(health, "queues")}
-    backlog = {
-        (row["framework"], row["queue"]): row for row in health.checks["backlog"].facts.get("queues", ())
-    }
-    paused = {shown.hold.queue for shown in known.holds}
-    found = []
-    for framework, queue in sorted({*workers, *backlog}):
-        row = backlog.get((framework, queue), {})
-        out = _lately(_minutes(known, lambda rate, q=queue: rate.queue == q and rate.outcome in RUNS))  # type: ignore[misc]
-        oldest = row.get("oldest_at")
-        found.append(
-            QueueFacts(
-                framework,
-                queue,
-                row.get("depth"),
-                oldest and parse_time(oldest),
-                None,
-                out / 60,
-                None,
-                queue in paused,
-                workers.get((framework, queue), 0),
-            )
-        )
-    return tuple(found)
+    def _groups_of(self, hour: Hour) -> Sequence[ErrorGroup]:
+        """Return the groups of the hour; they are read once a minute, or when a type dies that did not."""
+        dying = frozenset(type_ for type_, (_, deaths, _) in hour.of_types().items() if any(deaths[-DYING:]))
+        groups, read_at, types = self._known
+        if time.monotonic() - read_at >= GROUPS or not dying <= types:
+            groups = self._groups.list(since=hour.since, limit=MAX_GROUPS, steps=STEPS)
+            self._known = groups, time.monotonic(), dying
+        return groups

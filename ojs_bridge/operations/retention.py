@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from ..engine import running
 from ..engine.rates import IN_BROKER, READ_FOR
 from ..engine.scheduler import once_a_period
 from ..errors import ConfigurationError
@@ -38,6 +39,7 @@ RECORDS = {
     health.KIND: health.KEPT,
     KIND: SHOWN_FOR,
     IN_BROKER: READ_FOR,
+    running.KIND: running.READ_FOR,
 }
 
 logger = logging.getLogger("ojs_bridge")

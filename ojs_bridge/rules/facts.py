@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, TypeAlias
 
@@ -12,6 +12,7 @@ Status: TypeAlias = Literal["ok", "unknown", "degraded", "away"]
 MINUTES = 60
 #: One number for each of these minutes.
 Minutes: TypeAlias = tuple[int, ...]
+NONE: Minutes = (0,) * MINUTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +25,54 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class ErrorFacts:
+    """The error by which most jobs of a type died lately; `retrying` is how many jobs retry with it now."""
+
+    fingerprint: str
+    error_type: str
+    message: str
+    retrying: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class TypeFacts:
-    """How many runs of a job type ended in each minute, how many died and how many were retried."""
+    """How many runs of a job type ended in each minute, how many died and how many were retried.
+
+    What is usual is a number a minute, and None where it is not known. `depends` names the dependencies.
+    """
 
     type: str
     runs: Minutes
-    deaths: Minutes
-    retried: Minutes
+    deaths: Minutes = NONE
+    retried: Minutes = NONE
+    usual_deaths: float | None = None
+    usual_retried: float | None = None
+    depends: tuple[str, ...] = ()
+    error: ErrorFacts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HoldFacts:
+    """A hold that is on, how many jobs of its types it holds, and the types of them that are known.
+
+    `of` is what it holds, in words. `forgotten` says that it is on for long, if it is.
+    """
+
+    id: str
+    of: str
+    since: datetime
+    held: int
+    types: tuple[str, ...] = ()
+    dependency: str | None = None
+    queue: str | None = None
+    by: str = ""
+    why: str = ""
+    forgotten: str = ""
+
+    @property
+    def is_breaker(self) -> bool:
+        """Whether a breaker has opened."""
+        return self.dependency is not None and self.id == f"breaker:{self.dependency}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,33 +85,57 @@ class QueueFacts:
     framework: str
     queue: str
     depth: int | None
-    oldest_at: datetime | None
-    in_per_second: float | None
-    out_per_second: float
-    keeps_up: bool | None
-    paused: bool
-    workers: int
+    oldest_at: datetime | None = None
+    in_per_second: float | None = None
+    out_per_second: float = 0.0
+    keeps_up: bool | None = None
+    paused: bool = False
+    workers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """How many workers of a framework were seen on a host lately; a silent host had some before."""
+    """How many workers of a framework were seen on a host lately, and how many are silent.
+
+    A silent worker has not said that it ends, and no other one has begun in its place. The host is silent
+    when no worker was seen there lately.
+    """
 
     framework: str
     host: str
     seen: int
+    silent: int = 0
     silent_since: datetime | None = None
+    queues: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MarkFacts:
+    """A mark, such as a deploy."""
+
+    at: datetime
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known at a moment. `deaths` are those of all types, by the minute."""
+    """What is known at a moment. `deaths` and `runs` are those of all types; what is usual is by the minute.
+
+    `last_seen_at` is when a worker wrote last. `overdue` says that parked jobs are late, if they are.
+    """
 
     at: datetime
     store: Part
     broker: Part
-    deaths: Minutes = (0,) * MINUTES
+    deaths: Minutes = NONE
+    runs: Minutes = NONE
+    usual_deaths: tuple[float, ...] | None = None
+    usual_runs: float | None = None
     types: tuple[TypeFacts, ...] = ()
+    holds: tuple[HoldFacts, ...] = ()
     queues: tuple[QueueFacts, ...] = ()
     hosts: tuple[HostFacts, ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    marks: tuple[MarkFacts, ...] = ()
+    last_seen_at: datetime | None = None
+    overdue: str = ""
+    fail_open: bool = False

@@ -1,21 +1,42 @@
-"""The verdict: whether it is bad now, in one sentence, from what is known at a moment."""
+"""The verdict: whether it is bad now, in one sentence, from what is known at a moment.
+
+What still kills jobs comes first. Then what stands still, what is held, what may die soon, and what is slow.
+The times in its texts are those of RFC 3339, so that whoever shows them can show them in a zone.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Literal, TypeAlias
+from datetime import datetime, timedelta
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from .facts import Facts
+from .facts import MINUTES, Facts, HoldFacts, HostFacts, QueueFacts, TypeFacts
 from .job import format_time
+from .notations import spoken
+from .rise import RETRIES, Rise, minute_of, rise_of
 
 Level: TypeAlias = Literal["well", "slow", "bad", "away"]
 LineKind: TypeAlias = Literal["bleeds", "contained", "on_its_way", "slow", "away"]
 
+#: A mark explains what began so soon after it.
+EXPLAINS = timedelta(minutes=15)
+#: After how long without a worker jobs stand still: a rollout has a pause, too.
+ROLLOUT = timedelta(seconds=90)
+#: How long a silent host is told if all queues keep up, and the share of workers whose silence is told on.
+TOLD, LARGE = timedelta(hours=1), 1 / 3
+#: For how long no job may have ended where usually so many do.
+STILL, EXPECTED = 10, 20
+#: A job that has waited for longer is late, whether or not its queue keeps up.
+LATE = timedelta(minutes=10)
+#: The most lines, and the most characters of an error.
+MOST, CUT = 12, 120
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A fact under the sentence, with its number; what it is about is named where that is known."""
+    """A fact, with its number; what it is about is named where that is known."""
 
     kind: LineKind
     text: str
@@ -32,13 +53,17 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether it is bad now, in one sentence; `why` is a second one, `since` when the worst began."""
+    """Whether it is bad now, in one sentence; `why` says more, `since` when the worst began.
+
+    `about` is the fact of the sentence, which is not among the `lines`.
+    """
 
     level: Level
     sentence: str
     why: str = ""
     since: datetime | None = None
     lines: tuple[Line, ...] = ()
+    about: Line | None = None
 
     def to_ojs(self) -> dict[str, Any]:
         """Return the verdict in JSON."""
@@ -48,16 +73,336 @@ class Verdict:
             "why": self.why,
             "since": self.since and format_time(self.since),
             "lines": [line.to_ojs() for line in self.lines],
+            "about": self.about and self.about.to_ojs(),
         }
+
+
+class Found(NamedTuple):
+    """A fact with its weight: how bad it is, since when, and why; `rest` is for the end of a sentence."""
+
+    level: Level
+    line: Line
+    since: datetime | None = None
+    why: str = ""
 
 
 def verdict_of(facts: Facts) -> Verdict:
     """Return the verdict about what is known."""
-    if facts.store.status == "away":
-        return Verdict("away", "The store is away.", facts.store.message, facts.store.since)
-    if facts.broker.status == "away":
-        return Verdict("bad", "The broker is away.", facts.broker.message, facts.broker.since)
-    died = sum(facts.deaths)
-    if died:
-        return Verdict("bad", f"{died:,} jobs died in the last hour.")
-    return Verdict("well", "No job died in the last hour.")
+    if (away := _away(facts)) is not None:
+        return away
+    bleeding = [
+        (one, rise)
+        for one in facts.types
+        if (rise := rise_of(facts.at, one.deaths, one.usual_deaths)) and not _is_stanched(facts, one)
+    ]
+    bleeding.sort(key=lambda found: -found[1].excess)
+    bled = {one.type for one, _ in bleeding}
+    found = [_bleeds(facts, one, rise) for one, rise in bleeding]
+    found += _still(facts)
+    found += _contained(facts, bled)
+    found += _on_its_way(facts, bled)
+    found += _slow(facts)
+    levels = [one.level for one in found]
+    level: Level = "bad" if "bad" in levels else "slow" if "slow" in levels else "well"
+    lines = [one.line for one in found]
+    if level == "well":
+        return Verdict("well", _calm(facts), _why_well(facts), None, tuple(lines[:MOST]))
+    worst = next(one for one in found if one.level == level)
+    lines.remove(worst.line)
+    more = len(bleeding) - 1
+    others = f", and {counted(more, 'more job type dies', 'more job types die')}" if more > 0 else ""
+    sentence = f"{worst.line.text}{others}."
+    return Verdict(level, sentence, worst.why, worst.since, tuple(lines[:MOST]), worst.line)
+
+
+def _away(facts: Facts) -> Verdict | None:
+    """Return the verdict if store or broker are away: one sentence, and nothing else."""
+    if facts.store.status == "degraded" and facts.last_seen_at is None and not any(facts.runs):
+        return Verdict("slow", "The store takes long to answer, and nothing is known yet.")
+    store, broker = (part.status == "away" for part in (facts.store, facts.broker))
+    if not (store or broker):
+        return None
+    part = facts.store if store else facts.broker
+    since = f" since {_time(part.since)}" if part.since else ""
+    if store and broker:
+        sentence, why = f"The store and the broker are away{since}: no job begins.", _WAIT
+    elif store:
+        begins = "jobs begin without their reservations" if facts.fail_open else "no job begins"
+        sentence, why = f"The store is away{since}: {begins}.", "" if facts.fail_open else _WAIT
+    else:
+        sentence, why = f"The broker is away{since}: no job comes to a worker.", _SENT
+    message = f" It says: {cut(part.message)}" if part.message else ""
+    line = Line("away", sentence.rstrip("."))
+    return Verdict("away", sentence, f"{why}{message}".strip(), part.since, (), line)
+
+
+_WAIT = "Jobs wait, and none is lost; they go on by themselves when it answers."
+_SENT = "What was sent before is still there; what is sent now fails at its sender."
+
+
+def _is_stanched(facts: Facts, one: TypeFacts) -> bool:
+    """Return whether something holds the jobs of a type, and none has died since the minute when it began."""
+    for hold in facts.holds:
+        since = (minute_of(facts.at) - minute_of(hold.since)) // timedelta(minutes=1)
+        if _is_about(hold, one) and since > 0 and not any(one.deaths[-since:]):
+            return True
+    return False
+
+
+def _bleeds(facts: Facts, one: TypeFacts, rise: Rise) -> Found:
+    holds = [hold for hold in facts.holds if _is_about(hold, one) and hold.held]
+    error = f": {said(one)}" if one.error else ""
+    depends = f", dependency {', '.join(one.depends)}" if one.depends else ""
+    ways = {True: "breaker", False: "pause"}
+    held = "".join(f"; its {ways[hold.is_breaker]} holds {counted(hold.held, 'job')}" for hold in holds[:1])
+    text = f"{one.type}: {_rate(rise, one.usual_deaths, 'death')}{error}{depends}{held}"
+    line = Line(
+        "bleeds",
+        text,
+        round(rise.rate, 1),
+        one.type,
+        one.error.fingerprint if one.error else None,
+        dependency=one.depends[0] if one.depends else None,
+    )
+    return Found("bad", line, rise.since, " ".join(_reasons(facts, one, rise)))
+
+
+def _reasons(facts: Facts, one: TypeFacts, rise: Rise) -> Iterator[str]:
+    before = [
+        mark for mark in facts.marks if timedelta() <= rise.since + timedelta(minutes=1) - mark.at < EXPLAINS
+    ]
+    if before and not rise.is_long:
+        mark = max(before, key=lambda mark: mark.at)
+        after = max((rise.since - mark.at).total_seconds(), 0)
+        soon = f"{spoken(after // 60 * 60)} after" if after >= 60 else "right after"  # noqa: PLR2004 - a minute
+        yield f"It began {soon} the mark {mark.text}."
+    runs = sum(one.runs[-4:])
+    died = sum(one.deaths[-4:])
+    if runs > died:
+        yield f"In the last minutes {died:,} of {runs:,} runs died."
+    elif runs:
+        yield "In the last minutes every run died."
+    if one.error and one.error.retrying:
+        retry = "retries" if one.error.retrying == 1 else "retry"
+        yield f"{counted(one.error.retrying, 'more job')} {retry} with this error."
+
+
+def _still(facts: Facts) -> Iterator[Found]:
+    """Yield what stands still: queues whose jobs nobody takes, and frameworks without a worker."""
+    living = {host.framework for host in facts.hosts if host.seen}
+    silent = [host for host in facts.hosts if host.silent_since and host.framework not in living]
+    for framework in sorted({host.framework for host in silent}):
+        its = [host for host in silent if host.framework == framework]
+        since = max(host.silent_since for host in its if host.silent_since)
+        waiting = sum(queue.depth or 0 for queue in facts.queues if queue.framework == framework)
+        wait = f": {_jobs_wait(waiting)}" if waiting else ""
+        text = f"No worker of {framework} answers since {_time(since)}{wait}"
+        yield Found("bad", Line("slow", text, waiting or None), since, "")
+    quiet = {host.framework for host in silent}
+    last = facts.last_seen_at
+    for queue in facts.queues:
+        if queue.workers or not queue.depth or queue.framework in quiet or queue.paused:
+            continue
+        began = last is None or facts.at - last > ROLLOUT or queue.framework in living
+        text = f"No worker takes the queue {queue.queue}: {_jobs_wait(queue.depth)}"
+        yield Found("bad" if began else "slow", Line("slow", text, queue.depth, queue=queue.queue))
+
+
+def _contained(facts: Facts, bled: set[str]) -> Iterator[Found]:
+    for hold in sorted(facts.holds, key=lambda hold: (not hold.is_breaker, -hold.held)):
+        if not (hold.held or hold.is_breaker or hold.forgotten) or bled & {*hold.types}:
+            continue
+        since = f"since {_time(hold.since)}"
+        number = f"{counted(hold.held, 'job')} held" if hold.held else "no job is held yet"
+        error = next((one for one in facts.types if one.error and _is_about(hold, one)), None)
+        if hold.is_breaker:
+            # What had died of it is one fault with it.
+            text = f"{hold.dependency}: its breaker is open {since}, {number}"
+            text += f"; {said(error)}" if error else ""
+        else:
+            by = f"are paused by {hold.by}" if hold.by else "are held"
+            why = f" ({hold.why})" if hold.why else ""
+            text = f"{hold.of} {by} {since}{why}: {number}"
+        text += f"; {hold.forgotten}" if hold.forgotten else ""
+        died = sum(sum(one.deaths) for one in facts.types if _is_about(hold, one))
+        why = f"{counted(died, 'job')} of it died in the last hour, and none dies now." if died else ""
+        line = Line("contained", text, hold.held, queue=hold.queue, dependency=hold.dependency)
+        yield Found("slow" if hold.is_breaker or hold.forgotten else "well", line, hold.since, why)
+
+
+def _on_its_way(facts: Facts, bled: set[str]) -> Iterator[Found]:
+    """Yield the types whose retries are far above the usual, and that do not die yet."""
+    contained = {one.type for hold in facts.holds if hold.held for one in facts.types if _is_about(hold, one)}
+    for one in facts.types:
+        usual = one.usual_retried
+        if usual is None:
+            # Without days before, what was there before the last quarter of an hour is usual.
+            usual = sorted(one.retried[: MINUTES - 15])[(MINUTES - 15) // 2]
+        rise = rise_of(facts.at, one.retried, usual, RETRIES)
+        if rise is None or one.type in bled | contained:
+            continue
+        error = f": {said(one)}" if one.error else ""
+        died = "" if any(one.deaths) else "; none has died"
+        text = f"{one.type}: {_rate(rise, one.usual_retried, 'retry', 'retries')}{error}{died}"
+        number = (one.error and one.error.retrying) or round(rise.rate, 1)
+        line = Line("on_its_way", text, number, one.type, one.error.fingerprint if one.error else None)
+        yield Found("slow", line, rise.since)
+
+
+def _slow(facts: Facts) -> Iterator[Found]:
+    silent = [host for host in facts.hosts if host.silent]
+    told = set[HostFacts]()
+    for queue in facts.queues:
+        if not _is_behind(queue, facts.at):
+            continue
+        its = [host for host in silent if host.framework == queue.framework and queue.queue in host.queues]
+        told.update(its)
+        since = max((host.silent_since for host in its if host.silent_since), default=None)
+        names = ", ".join(host.host for host in its)
+        because = f"; silent: {names}" + (f" since {_time(since)}" if since else "") if its else ""
+        line = Line("slow", f"{_behind(queue, facts.at)}{because}", queue.depth, queue=queue.queue)
+        yield Found("slow", line, since)
+    yield from _silent(facts, [host for host in silent if host not in told])
+    if facts.store.status == "degraded":
+        yield Found("slow", Line("slow", "The store takes long to answer"))
+    if facts.overdue:
+        yield Found("slow", Line("slow", f"Parked jobs are late: {facts.overdue}"))
+    if not any(host.seen for host in facts.hosts) and not silent:
+        yield Found(
+            "slow", Line("slow", "No worker runs: none was seen in the last 90 s"), facts.last_seen_at
+        )
+    elif facts.usual_runs is not None and not any(facts.runs[-STILL:]):
+        usual = facts.usual_runs
+        if usual * STILL >= EXPECTED:
+            text = f"No job has ended for {STILL} minutes; usually {number_of(usual)} a minute do"
+            yield Found("slow", Line("slow", text))
+
+
+def _is_behind(queue: QueueFacts, at: datetime) -> bool:
+    if not queue.depth or queue.paused or not queue.workers:
+        return False
+    return queue.keeps_up is False or (queue.oldest_at is not None and at - queue.oldest_at > LATE)
+
+
+def _behind(queue: QueueFacts, at: datetime) -> str:
+    oldest = (
+        f"the oldest job waits for {spoken((at - queue.oldest_at).total_seconds())}"
+        if queue.oldest_at
+        else ""
+    )
+    if queue.keeps_up is not False:
+        return f"The queue {queue.queue} is late: {oldest}"
+    grows = (queue.in_per_second or 0) - queue.out_per_second
+    by = f" by {number_of(grows)} jobs a second" if grows > 0 else ""
+    return f"The queue {queue.queue} falls behind{by}{f'; {oldest}' if oldest else ''}"
+
+
+def _silent(facts: Facts, silent: Sequence[HostFacts]) -> Iterator[Found]:
+    """Yield the hosts whose workers are silent: for an hour, or for as long as they are many."""
+    for host in silent:
+        of_framework = [one for one in facts.hosts if one.framework == host.framework]
+        living, dead = (sum(getattr(one, name) for one in of_framework) for name in ("seen", "silent"))
+        if not living:
+            continue  # that was told
+        share, since = dead / (living + dead), host.silent_since
+        if since and facts.at - since > TOLD and share < LARGE:
+            continue
+        told = f" since {_time(since)}" if since else ""
+        if host.seen:
+            text = f"{host.silent} of {host.seen + host.silent} workers on {host.host} are silent{told}"
+        else:
+            text = (
+                f"The host {host.host} is silent{told}: {counted(host.silent, 'worker')} of {host.framework}"
+            )
+        is_half = 2 * dead >= living + dead
+        yield Found("bad" if is_half else "slow", Line("slow", text, host.silent), since)
+
+
+def _calm(facts: Facts) -> str:
+    """Return why it is well, as the first sentence says it."""
+    died, ran = sum(facts.deaths), sum(facts.runs)
+    if not ran:
+        return "All is well. No job ran in the last hour."
+    number = {0: "No job died", 1: "One job died"}.get(died, f"{died:,} jobs died")
+    if facts.usual_deaths is None:
+        return f"All is well. {number} in the last hour."
+    usual = round(sum(facts.usual_deaths))
+    does = {0: "none does", 1: "one does"}.get(usual, f"{usual:,} do")
+    return f"All is well. {number} in the last hour; usually {does}."
+
+
+def _why_well(facts: Facts) -> str:
+    told = list[str]()
+    known = [queue for queue in facts.queues if queue.depth is not None and not queue.paused]
+    if known and all(queue.keeps_up is not False for queue in known):
+        waiting = [queue for queue in known if queue.depth]
+        if not waiting:
+            told.append("No job waits in a queue.")
+        elif any(queue.keeps_up for queue in waiting):
+            told.append("Every queue keeps up.")
+        oldest = [queue.oldest_at for queue in waiting if queue.oldest_at]
+        if waiting and len(oldest) == len(waiting):
+            longest = max((facts.at - min(oldest)).total_seconds(), 0)
+            told.append(f"No job has waited longer than {spoken(float(round(longest)) or 1.0)}.")
+    workers = sum(host.seen for host in facts.hosts)
+    silent = sum(host.silent for host in facts.hosts)
+    if workers and not silent:
+        told.append("The only worker answers." if workers == 1 else f"All {workers} workers answer.")
+    elif workers:
+        told.append(f"{counted(workers, 'worker answers', 'workers answer')}.")
+    if not any(hold.held for hold in facts.holds):
+        told.append("Nothing is held.")
+    return " ".join(told)
+
+
+def _is_about(hold: HoldFacts, one: TypeFacts) -> bool:
+    return one.type in hold.types or (hold.dependency is not None and hold.dependency in one.depends)
+
+
+def _rate(rise: Rise, usual: float | None, noun: str, plural: str = "") -> str:
+    """Return how many there are, how many usually, and since when."""
+    if rise.is_slow:
+        so = "" if usual is None else f", usually {number_of(usual * MINUTES)}"
+        return f"{counted(round(rise.rate), noun, plural)} in the last hour{so}"
+    so = "" if usual is None else f", usually {number_of(usual)}"
+    number = number_of(rise.rate)
+    noun = noun if number == "1" else plural or f"{noun}s"
+    since = "for an hour or more" if rise.is_long else f"since {_time(rise.since)}"
+    return f"{number} {noun} a minute{so}, {since}"
+
+
+def said(one: TypeFacts) -> str:
+    """Return the error of a type in a few words: its message, and its class where that alone says little."""
+    if one.error is None:
+        return ""
+    message = cut(one.error.message)
+    name = one.error.error_type.rpartition(".")[2]
+    if not message:
+        return one.error.error_type
+    return message if " " in message or name in message else f"{name}: {message}"
+
+
+def cut(text: str) -> str:
+    """Return the first line of a text, and no more than some characters of it."""
+    line = re.sub(r"\s+", " ", text.strip().partition("\n")[0]).rstrip(" .")
+    return line if len(line) <= CUT else f"{line[: CUT - 1].rstrip()}…"
+
+
+def number_of(number: float) -> str:
+    """Return a number for people: whole from 10 on, else with one digit more, and no more digits."""
+    if number >= 10:  # noqa: PLR2004 - two digits say enough
+        return f"{number:,.0f}"
+    return f"{number:.1f}".removesuffix(".0")
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def _time(at: datetime) -> str:
+    return format_time(at.replace(microsecond=0)).replace(".000", "")
+
+
+def _jobs_wait(number: int) -> str:
+    return counted(number, "job waits", "jobs wait")
