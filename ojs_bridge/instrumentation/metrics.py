@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +14,7 @@ from ..engine.runs import Refuse, Run
 from ..errors import StoreError
 from ..operations.health import Check
 from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
+from ..rules.faults import LIVE
 from ..rules.job import Job, parse_time
 
 _BY_JOB = ("queue", "type")
@@ -135,6 +137,10 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "ojs_dead_letter_overflow": ("Dead letters that max_count has deleted in the last day", ()),
     "ojs_dead_letter_depth": ("Dead letters by queue", ("queue",)),
+    "ojs_groups_live": (
+        "Groups of errors of the last hour by their state (new, came_back or growing) and first job type",
+        ("state", "type"),
+    ),
 }
 Sample: TypeAlias = tuple[str, tuple[str, ...], float]
 
@@ -192,6 +198,12 @@ def _samples(bridge: Bridge) -> list[Sample]:
     fullness = stats.retention["fullness"].items()
     samples += [("ojs_dead_letter_fullness", (queue,), share) for queue, share in fullness]
     samples += [("ojs_dead_letter_total", (type_,), count) for type_, count in stats.by_type.items()]
+    live = Counter(
+        (group.state, (group.group.types or ("",))[0])
+        for group in bridge.now().known.groups
+        if group.state in LIVE
+    )
+    samples += [("ojs_groups_live", labels, count) for labels, count in live.items()]
     return samples + [("ojs_dead_letter_depth", (queue,), count) for queue, count in stats.by_queue.items()]
 
 

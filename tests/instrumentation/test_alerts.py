@@ -142,6 +142,11 @@ FIRES = [
         {"ojs_waiting_overdue_seconds": "0+60x30", 'ojs_broker_up{framework="celery"}': "1x30"},
         {"ojs_waiting_overdue_seconds": "0+60x30", 'ojs_broker_up{framework="celery"}': "0x30"},
     ),
+    (
+        "OjsErrorCameBack",
+        {'ojs_groups_live{state="came_back",type="pay"}': "1x30"},
+        {'ojs_groups_live{state="growing",type="pay"}': "1x30"},
+    ),
     ("OjsHoldForgotten", {"ojs_holds": "2x400"}, {"ojs_holds": "2x350 0 2x50"}),
     ("OjsLettersDeleted", {"ojs_dead_letter_overflow": "0x10 28x20"}, {"ojs_dead_letter_overflow": "28x30"}),
 ]
@@ -208,8 +213,15 @@ def test_an_alert_leads_to_the_page_and_to_what_to_do(tmp_path: Path) -> None:
     shown = (PAGE / "index.html").read_text("utf-8")
     for view, name in pages:
         form = shown.partition(f'id="{view}-filters"')[2].partition("</form>")[0]
-        assert not view or f'href="#{view}"' in shown
-        assert not name or f'name="{name}"' in form
+        code = (PAGE / f"{view or 'app'}.js").read_text("utf-8")
+        filters = code.partition("export const filters = {")[2].partition("};")[0]
+        assert (
+            not view
+            or f'href="#{view}"' in shown
+            or "export const View" in code
+            or "export function View" in code
+        )
+        assert not name or f'name="{name}"' in form or re.search(rf"\b{name}: ", filters)
     wanted = {
         "exp_labels": {"dependency": "bank", "severity": "ticket"},
         "exp_annotations": {

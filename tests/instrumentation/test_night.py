@@ -15,7 +15,7 @@ import pytest
 from tests.instrumentation.test_alerts import FIRES, RULES, promtool
 
 #: The seconds between scrapes; when a fault begins and ends, and when the watching does.
-STEP, BEGIN, END, LAST = 15, 600, 2400, 4200
+STEP, BEGIN, END, LAST = 15, 600, 2400, 4500
 #: The value of a series at a second; None where it is not there.
 Values: TypeAlias = Callable[[int], float | None]
 HOSTS = ("alder", "birch", "cedar")
@@ -51,6 +51,9 @@ def of_store(name: str, labels: str = "") -> str:
     return f'{name}{{{labels}{"," * bool(labels)}instance="serve:80",job="ojs"}}'
 
 
+NEW = of_store("ojs_groups_live", 'state="new",type="pay"')
+
+
 def quiet() -> dict[str, Values]:
     """Return what Prometheus sees in a good hour: three hosts, each with a worker of both frameworks."""
     series: dict[str, Values] = {
@@ -61,6 +64,7 @@ def quiet() -> dict[str, Values]:
         of_store("ojs_dead_letter_overflow"): always(0),
         of_store("ojs_dead_letter_fullness", 'queue="*"'): always(0.1),
         of_store("ojs_breaker_open", 'dependency="bank"'): always(0),
+        NEW: lambda _: None,
     }
     for framework in ("celery", "dramatiq"):
         labels = f'framework="{framework}",queue="{framework}"'
@@ -96,6 +100,7 @@ def store_silent(begin: int = BEGIN, end: int = END) -> dict[str, Values]:
         "ojs_waiting",
         "ojs_dead",
         "ojs_breaker",
+        "ojs_groups",
         "ojs_queue_workers",
         "ojs_host",
     )
@@ -146,6 +151,11 @@ def brokers_away(begin: int = BEGIN, end: int = END) -> dict[str, Values]:
     return found
 
 
+def told() -> Values:
+    """Return a group of errors that is new for an hour; the store tells it within a minute."""
+    return during(1, None, begin=BEGIN + 60, end=BEGIN + 3600)
+
+
 def floods(at: int) -> float:
     """Return what waits when a queue gets 200 jobs a minute more than its workers take, and later fewer."""
     return max(0.0, (min(at, END) - BEGIN) * 200 / 60 - max(0, at - END) * 10)
@@ -172,8 +182,8 @@ FAULTS: dict[str, tuple[Mapping[str, Values], dict[str, tuple[str, float, float]
         {"OjsJobsDie": ("page", 1, 31.5), "OjsManyRetries": ("ticket", 9, 31)},
     ),
     "bad deploy": (
-        {of_worker("ojs_dead_letter_added_total"): counts(100, 0)},
-        {"OjsJobsDie": ("page", 0.5, 31.5)},
+        {of_worker("ojs_dead_letter_added_total"): counts(100, 0), NEW: told()},
+        {"OjsJobsDie": ("page", 0.5, 31.5), "OjsNewErrors": ("ticket", 1, 59.5)},
     ),
     "half a fleet dead": (
         workers_gone("alder", "birch"),
@@ -192,8 +202,8 @@ FAULTS: dict[str, tuple[Mapping[str, Values], dict[str, tuple[str, float, float]
         {"OjsNoWorker": ("page", 3.5, 29.5), "OjsTargetDown": ("ticket", 2, 29.5)},
     ),
     "poison": (
-        {of_worker("ojs_dead_letter_added_total"): counts(2, 0, end=BEGIN + 60)},
-        {},
+        {of_worker("ojs_dead_letter_added_total"): counts(2, 0, end=BEGIN + 60), NEW: told()},
+        {"OjsNewErrors": ("ticket", 1, 59.5)},
     ),
     "backlog": (
         {
