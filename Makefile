@@ -21,7 +21,7 @@ MAKEFLAGS += --no-print-directory
 # The tests start hundreds of processes, each of which would compile all of it anew.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test next world lint types size model bench recovery chaos slots delays storm lateness wheels native main floor docs docs-serve servers clean
+.PHONY: help demo quick test next world lint types size model bench recovery chaos slots delays storm night lateness wheels native main floor docs docs-serve servers clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -68,6 +68,9 @@ delays: .venv/.installed servers  ## see what becomes of delayed jobs, with the 
 
 storm: .venv/.installed servers  ## take a dependency down, and count what a fleet of both frameworks does to it
 	.venv/bin/python -m tests.storm $(STORM)
+
+night: .venv/.installed servers  ## live a night of eight faults with real workers, Prometheus and a browser; takes an hour
+	.venv/bin/python -m tests.night $(NIGHT)
 
 lateness: .venv/.installed servers  ## measure how late delayed jobs and retries begin; takes half an hour
 	.venv/bin/python -m benchmarks.lateness $(LATENESS)
