@@ -62,10 +62,10 @@ class Settling:
         self._events = context.events
         self._instruments = context.instruments
         self._surely_held = min(reservation, SUSPICION).total_seconds()
-        self._rates = None
+        self._rates: Rates | None = None
         if context.store:
-            runs = reservations.runs
-            self._rates = Rates(context.store.documents, context.clock, park_after, runs.now)
+            runs, facts = reservations.runs, (context.publishers, bool(context.redactor))
+            self._rates = Rates(context.store.documents, context.clock, park_after, runs.now, *facts)
             runs.starts = self._begins
         self._reservations = reservations
 

@@ -9,7 +9,7 @@ import random
 import threading
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -23,6 +23,7 @@ from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBa
 from ..rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH
 from ..rules.job import Job, parse_time
 from ..store import BOUNDS, SECONDS, Document, Documents, Rate
+from .faults import Failures
 from .running import Running
 from .runs import Run
 from .threads import keep_going, starting
@@ -59,8 +60,11 @@ class Rates:
         clock: Callable[[], datetime],
         soon: timedelta,
         runs: Callable[[], Iterable[Run]] = tuple,
+        frameworks: Collection[str] = (),
+        redacts: bool = False,
     ) -> None:
         self._documents, self._clock, self._soon, self._runs = documents, clock, soon, runs
+        self._frameworks, self._redacts = frameworks, redacts
         #: The process whose thread runs.
         self._pid = 0
         self._over = threading.Event()
@@ -79,7 +83,8 @@ class Rates:
                 return
             self._ended, self._over = deque(maxlen=MAX_ENDED), threading.Event()
             running = Running(self._documents, self._runs)
-            sums = Sums(self._documents, self._clock, self._soon, self._ended, running)
+            failures = Failures(self._documents, self._frameworks, redacts=self._redacts)
+            sums = Sums(self._documents, self._clock, self._soon, self._ended, running, failures)
             self._thread = keep_going("ojs-rates", partial(self._keep_writing, sums, self._over))
             self._pid = os.getpid()
 
@@ -107,7 +112,9 @@ class Sums:
         soon: timedelta,
         ended: deque[tuple[Job, Decision, float]],
         running: Running,
+        failures: Failures,
     ) -> None:
+        self._failures = failures
         self._documents, self._clock, self._soon, self._ended = documents, clock, soon, ended
         self._running = running
         self._waits = ShortWaits(documents, soon)
@@ -117,6 +124,10 @@ class Sums:
 
     def write(self) -> None:
         """Add up what has ended, and write it; never raises. Without a store it waits for the next time."""
+        self._write_rates()
+        self._failures.write(self._clock())
+
+    def _write_rates(self) -> None:
         try:
             self._add_up()
             self._waits.write(self._clock())
@@ -144,6 +155,7 @@ class Sums:
             job, decision, seconds = self._ended.popleft()
             if isinstance(decision, RetryAt) and decision.delay <= self._soon.total_seconds():
                 self._waits.add(job, decision.at)
+            self._failures.add(job, decision, now)
             for outcome, took in outcomes(job, decision, seconds, now, self._soon):
                 self._of(minute, job, outcome)[bisect_left(BOUNDS, took)] += 1
 

@@ -13,6 +13,7 @@ from typing_extensions import Unpack
 
 from ..engine.context import Context
 from ..engine.faults import faults_of
+from ..engine.redaction import HIDDEN
 from ..errors import NotFound
 from ..rules.faults import (
     FRESH,
@@ -190,6 +191,9 @@ class Groups:
         """Return a group with its state."""
         name, now = group.fingerprint, known.now
         mute, fault = known.mutes.get(name), known.faults.get(name)
+        if fault and self._context.redactor:
+            # Its message may quote an argument.
+            fault = replace(fault, message=HIDDEN)
         resolution = known.resolutions.get(name)
         deaths = fault.deaths(now) if fault else ()
         facts = Facts(

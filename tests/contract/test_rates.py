@@ -11,6 +11,7 @@ import pytest
 from ojs_bridge import Discard, Snooze
 from tests.contract.fleet import Fleet, await_runs, end
 from tests.contract.steps import raises, sleeps
+from tests.servers import eventually
 
 
 def counted(fleet: Fleet) -> Counter[tuple[str, str, str]]:
@@ -60,3 +61,23 @@ def test_each_run_is_counted_once(made: Callable[..., Fleet], kind: str) -> None
         ("act_kept", queue, "completed"): 1,
         ("act_kept", queue, "recovered"): 1,
     }
+
+
+@pytest.mark.parametrize("kind", ["celery-valkey", "dramatiq-rabbitmq"])
+def test_an_error_is_in_a_group_before_its_job_dies(made: Callable[..., Fleet], kind: str) -> None:
+    """The group tells how many jobs retry; after a death it is the group of the letter, too."""
+    fleet = made(kind)
+    fleet.start(1)
+    slow = {"initial_interval": "PT5M", "max_attempts": 2}
+    for number in range(3):
+        fleet.send("act_kept", raises(OSError, f"user {number} is slow"), policy=slow)
+    fleet.send("act_kept", raises(OSError, "user 9 is slow"), policy={"max_attempts": 1})
+    groups = fleet.bridge.groups
+
+    def told() -> list[tuple[int, int, str]]:
+        return [(one.retrying, one.group.count, one.pattern) for one in groups.list()]
+
+    eventually(lambda: told() == [(3, 1, "user # is slow")], seconds=60, what="one group of four errors")
+    [group] = groups.list()
+    assert (group.state, group.per_minute > 0) == ("new", True)
+    assert groups.list(state="growing") == ()
