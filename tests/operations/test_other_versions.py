@@ -11,7 +11,9 @@ from uuid import uuid4
 import pytest
 
 from ojs_bridge import Breaker, Dependency
+from ojs_bridge.engine import faults
 from ojs_bridge.engine.budgets import BUDGET
+from ojs_bridge.engine.faults import Failures
 from ojs_bridge.engine.holds import KIND as HOLD
 from ojs_bridge.engine.holds import Releaser
 from ojs_bridge.engine.limits import RATE, SLOTS
@@ -21,6 +23,8 @@ from ojs_bridge.errors import OperationNotFound
 from ojs_bridge.instrumentation.metrics import gauges_text
 from ojs_bridge.operations import audit, groups, health, operation, retention
 from ojs_bridge.operations.health import Beat
+from ojs_bridge.rules.decision import RetryAt
+from ojs_bridge.rules.failures import Failure
 from ojs_bridge.rules.job import Job
 from ojs_bridge.store import Document
 from tests.engine.test_breakers import failed
@@ -48,7 +52,7 @@ class Fleet:
         documents = self.door.bridge.store.documents
         fates = [fate_kind(self.operation, fate) for fate in get_args(Fate)]
         kinds = (HOLD, RATE, SLOTS, BUDGET, IN_BROKER, health.KIND, groups.KIND, audit.KIND, audit.MARK)
-        kinds += (operation.KIND, operation.IDS, retention.KIND, *fates)
+        kinds += (operation.KIND, operation.IDS, retention.KIND, groups.RESOLVED, faults.KIND, *fates)
         found = {kind: documents.list(kind, limit=9, cursor=None).documents for kind in kinds}
         return {kind: of[0].body for kind, of in found.items() if of}
 
@@ -72,6 +76,7 @@ def fleet(url: str) -> Fleet:
     letter = door.bury("l-1")
     door.bury("l-2", fault="0123456789abcdef")
     bridge.dead_letters.groups.mute("0123456789abcdef")
+    bridge.groups.resolve("0123456789abcdef", "v1")
     bridge.marks.add("v1")
     bridge.pause("other.*")
     bridge.limit("bank", concurrency=8, rate="900/s")
@@ -80,6 +85,9 @@ def fleet(url: str) -> Fleet:
     waits = ShortWaits(bridge.store.documents, timedelta(minutes=1))
     waits.add(Job("w-1", "act", "default"), now + timedelta(minutes=1))
     waits.write(now)
+    failures = Failures(bridge.store.documents, (), redacts=False)
+    failures.add(Job("f-1", "act", "default"), RetryAt(now + timedelta(hours=1), 3600, Failure("e"), ""), now)
+    failures.write(now)
     bridge.dead_letters.prune()
     run = begun(bridge, Job("j-1", "act", "default"))
     bridge.engine.breakers.heard(run, failed(bridge))
@@ -106,7 +114,7 @@ def test_each_kind_of_document_in_any_form(fleet: Fleet) -> None:
     assert bridge.store
     documents, now = bridge.store.documents, bridge.engine.now()
     bodies = fleet.bodies()
-    assert len(bodies) == 14, sorted(bodies)
+    assert len(bodies) == 16, sorted(bodies)
     for kind, body in bodies.items():
         for form in damaged(body):
             # An older one is not among the newest, and is not forgotten either.
