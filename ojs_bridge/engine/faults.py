@@ -133,21 +133,27 @@ class Failures:
 def faults_of(documents: Documents) -> Mapping[str, Fault]:
     """Return the faults that workers have counted, by their fingerprints; raises StoreError."""
     found: dict[str, Fault] = {}
-    for document in documents.list(KIND, limit=SHARDS, cursor=None).documents:
-        found |= in_document(document)
+    for document in documents.list(KIND, limit=2 * SHARDS, cursor=None).documents:
+        # The newest document comes first, and another version may have more of them.
+        found = {**in_document(document), **found}
     return found
 
 
 def in_document(document: Document) -> dict[str, Fault]:
     """Return the faults of a document; what another version has written, and cannot be read, is left out."""
-    faults = document.body.get("faults")
+    faults = _field(document, "faults")
     found = readable(faults.items() if isinstance(faults, Mapping) else (), _read)
     return {fault.fingerprint: fault for fault in found}
 
 
 def _batches_of(document: Document | None) -> Sequence[object]:
-    batches = document.body.get("batches") if document else ()
+    batches = _field(document, "batches") if document else ()
     return batches if isinstance(batches, list) else ()
+
+
+def _field(document: Document, name: str) -> object:
+    body: object = document.body
+    return body.get(name) if isinstance(body, Mapping) else None
 
 
 def _sound(text: str) -> str:
