@@ -11,8 +11,10 @@ from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 from uuid import uuid4
 
+from typing_extensions import assert_never
+
 from ..errors import StoreError, Unstorable
-from ..rules.decision import DeadLettered, Decision, Discarded, RetryAt
+from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
 from ..rules.failures import Failure
 from ..rules.faults import Counted, Fault, due_at, minute_of
 from ..rules.fingerprint import fingerprint, frame_of, is_fingerprint
@@ -54,12 +56,15 @@ class Failures:
     def add(self, job: Job, decision: Decision, now: datetime) -> None:
         """Count a run, if it has failed; a job that its handler drops has not."""
         match decision:
-            case RetryAt(at=at, failure=failure):
-                self._add(job, failure, now, due={due_at(at, now): 1})
-            case DeadLettered(failure=failure):
-                self._add(job, failure, now, died_at=now)
-            case Discarded(failure=failure) if decision.cause != "handler":
-                self._add(job, failure, now, died_at=now)
+            case RetryAt():
+                self._add(job, decision.failure, now, due={due_at(decision.at, now): 1})
+            case DeadLettered() | Discarded():
+                if isinstance(decision, DeadLettered) or decision.cause != "handler":
+                    self._add(job, decision.failure, now, died_at=now)
+            case Complete() | SnoozeUntil() | GiveBack():
+                return
+            case _:
+                assert_never(decision)
 
     def _add(self, job: Job, failure: Failure, now: datetime, **fields: Any) -> None:
         place = (job.type, failure.type, failure.backtrace)
