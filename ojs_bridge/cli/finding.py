@@ -10,7 +10,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -54,31 +54,39 @@ class Place:
         str | None, Option(rich_help_panel=_PANEL, help="Namespace in the store, or OJS_BRIDGE_NAMESPACE.")
     ] = None
     app: Annotated[
-        str | None,
+        list[str] | None,
         Option(
             metavar="MODULE:APP",
             rich_help_panel=_PANEL,
             help="The Celery app or Dramatiq broker, as its framework writes it, or OJS_BRIDGE_APP. The "
-            "command uses its bridge, with its store, retention and redaction. Replays and drains need it.",
+            "command uses its bridge, with its store, retention and redaction. Replays and drains need it. "
+            "A fleet of both frameworks gives it twice.",
         ),
     ] = None
 
     @property
     def has_app(self) -> bool:
         """Whether an app was given. Its bridge can publish, and knows the retention."""
-        return bool(self._app) or CELERY_APP.get() is not None
+        return bool(self._apps) or CELERY_APP.get() is not None
 
     @property
-    def _app(self) -> str | None:
-        """The app's name. With --store, OJS_BRIDGE_APP does not count: no app is imported for nothing."""
-        return self.app or (None if self.store else os.environ.get(APP)) or None
+    def _apps(self) -> Sequence[str]:
+        """The names of the apps. With --store, OJS_BRIDGE_APP does not count: none is imported in vain."""
+        named = self.app or ([] if self.store else [os.environ.get(APP, "")])
+        return [name for name in named if name]
 
     @cached_property
     def bridge(self) -> Bridge:
-        """The app's own bridge, or one for the store."""
+        """The app's own bridge, or one for the store; the first app's serves the others, too."""
         if not self.has_app:
             return self.bridge_with(None)
-        app = app_of(self._app, setting_up=True) if self._app else CELERY_APP.get()
+        apps = [app_of(name, setting_up=True) for name in self._apps] or [CELERY_APP.get()]
+        bridge, *others = map(self._bridge_of, apps)
+        for other in others:
+            _join(bridge, other)
+        return bridge
+
+    def _bridge_of(self, app: Any) -> Bridge:
         # The modules of the tasks may put the app under the bridge.
         tasks_of(app)
         try:
@@ -124,8 +132,8 @@ class Place:
         return f" in the namespace {name!r}" if name else ""
 
     def __str__(self) -> str:
-        if self._app:
-            return f"the store of {self._app}"
+        if self._apps:
+            return f"the store of {' and '.join(self._apps)}"
         if self.has_app:
             return "the app's store"
         return without_password(self._url)
@@ -147,6 +155,23 @@ class Place:
         for name in ("store", "namespace"):
             if getattr(self, name):
                 raise _ignored(name)
+
+
+def _join(bridge: Bridge, other: Bridge) -> None:
+    """Let a bridge publish for the apps of another one, of another framework; raises ConfigurationError."""
+    if other is bridge:
+        return
+    stores = [getattr(one.store, "shown", "") for one in (bridge, other)]
+    if stores[0] != stores[1]:
+        raise ConfigurationError(
+            f"app: {stores[0]} is the store of one, and {stores[1]} of another: name one"
+        )
+    theirs = other.engine.context
+    for framework, publisher in theirs.publishers.items():
+        try:
+            bridge.engine.register(framework, publisher, theirs.dead_queues.get(framework))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"app: {error}") from None
 
 
 def _ignored(name: str) -> ConfigurationError:

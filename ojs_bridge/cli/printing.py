@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from rich.box import SIMPLE, Box
 from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
+from rich.live import Live
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -239,3 +240,18 @@ def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=total)
         yield lambda done: progress.update(task, completed=done)
+
+
+@contextmanager
+def live() -> Iterator[Callable[[RenderableType], None]]:
+    """Yield a function that shows something in place of what it showed before; in a pipe, after it."""
+    if not sys.stdout.isatty():
+
+        def after(renderable: RenderableType) -> None:
+            show(renderable)
+            sys.stdout.flush()
+
+        yield after
+        return
+    with Live(console=_Terminal(file=sys.stdout, highlight=False), screen=True, auto_refresh=False) as shown:
+        yield lambda renderable: shown.update(renderable, refresh=True)

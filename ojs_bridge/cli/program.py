@@ -20,6 +20,7 @@ from ..operations.audit import Record
 from ..operations.health import SECONDS
 from . import __doc__ as about
 from . import dead_letters, groups, holds, operations, plan, policy, waiting
+from . import now as moments
 from .commands import (
     ID_HELP,
     INCOMPLETE,
@@ -104,6 +105,8 @@ def job(
     answer(found.to_ojs(), *whereabouts(found), as_json=as_json)
 
 
+command(program, "now", panel=_RUNNING)(moments.now)
+command(program, "rates", panel=_RUNNING)(moments.rates)
 command(program, "pause", changes=True, panel=_RUNNING)(holds.pause)
 command(program, "resume", changes=True, panel=_RUNNING)(holds.resume)
 command(program, "holds", panel=_RUNNING)(holds.holds)

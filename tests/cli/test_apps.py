@@ -163,6 +163,20 @@ def test_a_replay_on_dramatiq(folder: Path, valkey_url: str) -> None:
     assert left(folder) == 1
 
 
+def test_a_fleet_of_both_frameworks(folder: Path, valkey_url: str) -> None:
+    """An app of each is given: each letter is replayed by its own; two of one framework are refused."""
+    bury(folder, "c-1", "celery", celery_message("c-1", 7))
+    bury(folder, "d-1", "dramatiq", dramatiq_message("d-1", 7))
+    both = ("--app", "shop:app", "--app", "actors")
+    ran = dead_letters(folder, valkey_url, "replay", "c-1", "d-1", *both)
+    assert (ran.code, left(folder)) == (0, 0), ran.err
+    told = spawn("now", "--json", *both, cwd=folder, BROKER_URL=valkey_url)
+    queues = {(queue["framework"], queue["queue"]): queue["depth"] for queue in told.json[0]["queues"]}
+    assert (queues["celery", "celery"], queues["dramatiq", "default"]) == (1, 1)
+    twice = dead_letters(folder, valkey_url, "stats", "--app", "shop:app", "--app", "proj")
+    assert (twice.code, "already serves another celery app" in twice.err) == (2, True)
+
+
 def test_under_celery_itself(folder: Path, valkey_url: str) -> None:
     """`celery -A proj dead-letters` has the app's own bridge, with its retention."""
     for n in range(4):

@@ -48,7 +48,19 @@ def test_all_commands_are_there() -> None:
         "Before you install": ("plan", "policy"),
         "Failed jobs": ("job", "dead-letters", "retries", "operations"),
         "Running": (
-            *("pause", "resume", "holds", "limit", "limits", "serve", "health", "audit", "mark"),
+            *(
+                "now",
+                "rates",
+                "pause",
+                "resume",
+                "holds",
+                "limit",
+                "limits",
+                "serve",
+                "health",
+                "audit",
+                "mark",
+            ),
             *("waiting", "scheduled"),
         ),
     }

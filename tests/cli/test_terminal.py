@@ -125,6 +125,8 @@ def test_every_command_escapes_what_others_say(tmp_path: Path) -> None:
         ["resume", f"none{EVIL}"],
         ["audit"],
         ["health"],
+        ["now"],
+        ["rates"],
         ["dead-letters", "delete", "evil1", "evil2", f"none{EVIL}", "--yes"],
         ["dead-letters", "purge", "--queue", EVIL],
         ["dead-letters", "purge", "--all", "--yes"],
