@@ -218,10 +218,7 @@ def workers_in(documents: Documents) -> Sequence[Worker]:
     """Return the worker processes of the last day; raises StoreError."""
     newest: dict[str, Worker] = {}
     for page in every_page(lambda cursor: documents.list(KIND, limit=_PAGE, cursor=cursor)):
-        # A newer version may have written more fields.
-        for worker in readable(
-            page.documents, lambda one: _WORKER.validate_python({**one.body, "began_at": one.at})
-        ):
+        for worker in readable(page.documents, _worker_of):
             known = newest.setdefault(worker.name, worker)
             last = max(known, worker, key=lambda one: one.seen_at)
             newest[worker.name] = replace(last, began_at=min(known.began_at, worker.began_at))

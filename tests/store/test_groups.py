@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from ojs_bridge import open_store
 from ojs_bridge.rules.fingerprint import fingerprint
@@ -16,6 +17,7 @@ from ojs_bridge.store.redis import RedisStore
 from ojs_bridge.store.redis.index import LOT
 from ojs_bridge.store.redis.server import Word
 from ojs_bridge.store.sql import groups as sql_groups
+from ojs_bridge.store.sql import tables
 from tests.store.test_store import NOW, entry, ids, letter
 
 HOUR = timedelta(hours=1)
@@ -244,3 +246,32 @@ def test_no_script_on_valkey_reads_many_kinds(valkey_url: str, monkeypatch: pyte
     assert store.letters.stats().total == 1201
     assert store.letters.stats(Filter(type="t1*")).total == store.letters.count(Filter(type="t1*")) == 312
     assert max(asked) <= LOT + 2
+
+
+def test_the_letters_of_a_group_are_counted_in_its_own_index(postgres_url: str) -> None:
+    """Without statistics PostgreSQL would read the letters of all groups for each step of time."""
+    store = open_store(postgres_url)
+    fill(store)
+    asked: list[tuple[str, Any]] = []
+
+    @sa.event.listens_for(sa.Engine, "before_cursor_execute")
+    def note(_connection: object, _cursor: object, statement: str, values: Any, *_: object) -> None:
+        asked.append((statement, values))
+
+    try:
+        store.letters.groups(Filter(since=NOW), GroupPage("last", (), TIMES, 50, 0))
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", note)
+    (counts,) = (one for one in asked if "count(*)" in one[0])
+    engine = sa.create_engine(postgres_url)
+    with engine.begin() as connection:
+        grown = "SELECT {} FROM ojs_dead_letters, generate_series(1, 2000) AS n"
+        columns = [column.name for column in tables.letters.c]
+        copied = ", ".join({"id": "id || n"}.get(name, name) for name in columns)
+        connection.execute(
+            sa.text(f"INSERT INTO ojs_dead_letters ({', '.join(columns)}) {grown.format(copied)}")
+        )
+        plan = connection.exec_driver_sql(f"EXPLAIN {counts[0]}", counts[1]).scalars().all()
+    engine.dispose()
+    store.close()
+    assert "ojs_dead_letters_by_fault" in "\n".join(plan), plan

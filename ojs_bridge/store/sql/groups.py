@@ -181,22 +181,28 @@ class GroupsQuery:
 
     def _deaths(self, numbers: Sequence[int]) -> sa.Select[Any]:
         """Return a query that counts the letters of groups between the times, before and after them."""
-        ms = [-LARGEST_INTEGER, *map(to_ms, self._page.times), LARGEST_INTEGER]
+        ms, where = [-LARGEST_INTEGER, *map(to_ms, self._page.times), LARGEST_INTEGER], self._where
+        first = ms[0] if where.since is None else to_ms(where.since)
+        last = ms[-1] if where.until is None else to_ms(where.until)
         groups = sa.union_all(*(sa.select(sa.literal(n, sa.BigInteger).label("n")) for n in numbers)).cte()
         spans = sa.union_all(
             *(
-                sa.select(sa.literal(a, sa.BigInteger).label("a"), sa.literal(b, sa.BigInteger).label("b"))
-                for a, b in pairwise(ms)
+                sa.select(
+                    *(sa.literal(n, sa.BigInteger).label(name) for name, n in (("k", k), ("a", a), ("b", b)))
+                )
+                for k, (a, b) in enumerate((max(a, first), min(b, last)) for a, b in pairwise(ms))
             )
         ).cte()
+        # PostgreSQL without statistics would look for the time alone, and read the letters of all groups.
+        place = sa.tuple_(_c.fault, _c.discarded_ms)
         count = (
             sa.select(sa.func.count())
-            .where(*self._chosen, _c.fault == groups.c.n)
-            .where(_c.discarded_ms >= spans.c.a, _c.discarded_ms < spans.c.b)
+            .where(_c.namespace == self._db.namespace, place >= sa.tuple_(groups.c.n, spans.c.a))
+            .where(place < sa.tuple_(groups.c.n, spans.c.b))
             .correlate(groups, spans)
             .scalar_subquery()
         )
-        return sa.select(groups.c.n, spans.c.a, count).select_from(groups.join(spans, sa.true()))
+        return sa.select(groups.c.n, spans.c.k, count).select_from(groups.join(spans, sa.true()))
 
     def _newest(
         self, heads: Iterable[tuple[int, int]], limit: int, *columns: sa.Column[Any]
