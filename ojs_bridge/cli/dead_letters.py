@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +17,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from ..errors import ConfigurationError, StoreError
+from ..operations.arguments import LETTERS
 from ..operations.dead_letters import DeadLetters
 from ..operations.letters import count, loaded_until, read_lines
 from ..operations.retention import Retention
@@ -57,6 +59,7 @@ from .printing import (
     say,
     show,
     show_json,
+    table,
 )
 
 group = group_of("dead-letters", "Search, replay and delete dead letters.")
@@ -117,6 +120,26 @@ def stats(place: Place, chosen: LetterChoice, as_json: AsJson = False) -> None:
         facts["fullness"] = f"{', '.join(shares)} of the most letters, when they were last pruned"
     kept = (f"{name}: {fact}" for name, fact in facts.items() if fact != "")
     answer(numbers.to_ojs(), *counts(numbers), *kept, as_json=as_json)
+
+
+@command(group, "arguments")
+def arguments(
+    place: Place,
+    chosen: LetterChoice,
+    limit: Annotated[int, Option(min=1, help="The newest letters that are counted.")] = LETTERS,
+    as_json: AsJson = False,
+) -> None:
+    """Tell which values the arguments have: whom a fault hurts. With --app, redacted ones are left out."""
+    where = chosen.where(place.bridge.engine.now())
+    found = place.bridge.dead_letters.by_argument(where, limit=limit)
+    rows = [
+        (argument.name, count, "all" if argument.one_value else "", json.dumps(value))
+        for argument in found.arguments
+        for value, count in argument.values
+    ]
+    part = "" if found.counted == found.of else f", the newest of {found.of:,}"
+    told = f"{letter_count(found.counted)} counted{part}"
+    answer(found.to_ojs(), told, table(("argument", "letters", "", "value"), rows), as_json=as_json)
 
 
 @command(group, "delete", changes=True)

@@ -49,7 +49,7 @@ _GROUPS = {
 }
 #: The commands on dead letters: what there is, what is done about it, and what is needed more seldom.
 IN_THE_ORDER_OF_USE = (
-    *("groups", "list", "show", "stats", "watch", "replay", "delete", "purge", "mute", "unmute"),
+    *("groups", "list", "show", "stats", "arguments", "watch", "replay", "delete", "purge", "mute", "unmute"),
     *("resolve", "unresolve"),
     *("export", "import", "prune"),
 )

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from ..bridge import Bridge
 from ..engine.runs import Override
@@ -151,6 +152,33 @@ def listed(job: Mapping[str, Any]) -> dict[str, Any]:
 #: The most retries of a policy that are shown.
 SCHEDULED = 50
 
+
+class ArgumentValue(TypedDict):
+    """A value of an argument, and how many letters have it."""
+
+    value: str | float | bool | None
+    count: shapes.Count
+
+
+class ArgumentValues(TypedDict):
+    """An argument, its commonest values, and whether all counted letters have the same one.
+
+    The fields of an object stand apart, as `order.country`. A list is told as a text.
+    """
+
+    name: str
+    values: list[ArgumentValue]
+    one_value: bool
+
+
+class ByArgument(TypedDict):
+    """The arguments of so many counted letters, of all that match; those with one value come first."""
+
+    counted: shapes.Count
+    of: shapes.Count
+    arguments: list[ArgumentValues]
+
+
 LETTERS: list[Operation] = []
 
 
@@ -217,6 +245,11 @@ class Letters:
         timeline = self._bridge.dead_letters.timeline(query.where())
         since, step = format_time(timeline.since), timeline.step.total_seconds()
         return {"since": since, "step_seconds": step, "counts": [*timeline.counts]}
+
+    @answers(LETTERS, "GET", "/dead-letter/by-argument")
+    def by_argument(self, query: Counted) -> ByArgument:
+        """Count which values the arguments have, in the newest 10,000 dead letters."""
+        return cast(ByArgument, self._bridge.dead_letters.by_argument(query.where()).to_ojs())
 
     @answers(LETTERS, "POST", "/admin/dead-letter/retry", many=True)
     @answers(LETTERS, "POST", "/dead-letter/retry", many=True)

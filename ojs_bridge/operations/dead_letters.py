@@ -19,6 +19,7 @@ from ..errors import LetterNotFound, StoreError, Unstorable
 from ..rules.job import Job, format_time
 from ..rules.notations import format_duration
 from ..store import EVERYTHING, Claimed, Fields, Filter, Letter, Letters, Page, Stats, to_json
+from .arguments import LETTERS, Arguments, count_arguments
 from .audit import Audit, uninterrupted
 from .groups import Groups, Timeline, timeline
 from .letters import (
@@ -228,6 +229,20 @@ class DeadLetters:
             else count(each for page in self._pages(where) for each in page)
         )
         return replace(stats, retention=retention)
+
+    def by_argument(
+        self, where: Filter = EVERYTHING, *, limit: int = LETTERS, **fields: Unpack[Fields]
+    ) -> Arguments:
+        """Count which values the arguments have, in so many of the newest letters of a filter.
+
+        It counts for five seconds at most. A redacted argument is left out. Raises ValueError.
+        """
+        where = without_text(replace(where, **fields), "arguments")
+        if not (isinstance(limit, int) and limit > 0):
+            raise ValueError(f"limit: {limit!r} must be a number of letters above zero")
+        pages = every_page(lambda cursor: self._letters.list(where, limit=READ, cursor=cursor))
+        letters = (page.letters for page in pages)
+        return count_arguments(letters, self._context.redactor, limit, self._letters.count(where))
 
     def timeline(self, where: Filter = EVERYTHING, *, steps: int = 48, **fields: Unpack[Fields]) -> Timeline:
         """Count the deaths of a filter in so many steps of time, from `since`, or the oldest one, until now.

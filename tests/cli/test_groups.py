@@ -79,6 +79,17 @@ def test_a_group_is_resolved(store: str) -> None:
     assert ran("groups", "--state", "resolved", store=store).out == "no groups\n"
 
 
+def test_whom_a_group_hurts(store: str) -> None:
+    """In a table, and in JSON."""
+    told = ran("arguments", "--group", ANSWER, store=store)
+    assert told.out.startswith("2 dead letters counted\n")
+    assert ran("arguments", "--limit", "1", store=store).out.startswith(
+        "1 dead letter counted, the newest of 4\n"
+    )
+    [found] = ran("arguments", "--group", ANSWER, "--json", store=store).json
+    assert (found["counted"], found["of"]) == (2, 2)
+
+
 def test_what_cannot_be_done(store: str) -> None:
     """The error names the option, and the exit code is that of a wrong command."""
     wrong = [

@@ -76,6 +76,7 @@ def test_every_command_escapes_what_others_say(tmp_path: Path) -> None:
         ["dead-letters", "show", "evil0"],
         ["dead-letters", "stats"],
         ["dead-letters", "groups"],
+        ["dead-letters", "arguments"],
         ["dead-letters", "mute", group.group.fingerprint],
         ["dead-letters", "unmute", group.group.fingerprint],
         ["dead-letters", "resolve", group.group.fingerprint, "--mark", EVIL],

@@ -85,6 +85,16 @@ def test_a_letter_names_its_group(door: House) -> None:
     assert door.client.get(f"{LETTERS}/stats", params={"group": GONE}).json()["total"] == 1
 
 
+def test_whom_a_group_hurts(door: House) -> None:
+    """The values of its letters' arguments are counted."""
+    found = door.client.get(f"{LETTERS}/by-argument", params={"group": SLOW}).json()
+    assert (found["counted"], found["of"]) == (4, 4)
+    assert all(one["one_value"] and one["values"][0]["count"] == 4 for one in found["arguments"])
+    none = door.client.get(f"{LETTERS}/by-argument", params={"queue": "none"}).json()
+    assert none == {"counted": 0, "of": 0, "arguments": []}
+    refused(door.client.get(f"{LETTERS}/by-argument", params={"text": "x"}), 400, "invalid_request")
+
+
 def test_what_is_refused(door: House) -> None:
     """A text that is no fingerprint names no group."""
     for unknown in ("x", "a" * 16):
