@@ -27,6 +27,7 @@ from .operations.now import Moment, Now
 from .operations.rates import RateHistory, history, in_broker
 from .operations.replaying import PERIOD as RULES_PERIOD
 from .operations.replaying import ReplayRule
+from .operations.report import Report, report
 from .operations.retention import PERIOD as PRUNE_PERIOD
 from .operations.retention import Retention
 from .operations.waiting import Waiting
@@ -196,6 +197,14 @@ class Bridge:
         store.
         """
         return self._moments.moment()
+
+    def report(self, *, since: datetime | None = None, until: datetime | None = None) -> Report:
+        """Return what happened: of the last day, or since a time of the last 14 days.
+
+        It has what died of which error, how many jobs failed, recovered and were replayed, and who did what.
+        `to_markdown()` writes it down. Raises ValueError, ConfigurationError without a store, and StoreError.
+        """
+        return report(self.engine.context, self.dead_letters.groups, since, until)
 
     def counts(self, *, queue: str | None = None) -> Mapping[str, int]:
         """Return how many jobs, of all queues or of one, are in each state that the store knows of.

@@ -1,4 +1,4 @@
-"""`ojs-bridge now` and `ojs-bridge rates`: whether it is bad, and how many runs came to which outcome."""
+"""`ojs-bridge now`, `rates` and `report`: whether it is bad, how the runs ended, and what happened."""
 
 from __future__ import annotations
 
@@ -203,3 +203,18 @@ def _span(history: RateHistory, at: datetime) -> str:
     took = f"; the median run took {spoken(sorted(middle)[len(middle) // 2])}" if middle else ""
     length = counted(round((until - history.since).total_seconds() / 60), "minute")
     return f"from {time_of(history.since)} UTC on, {length}{took}"
+
+
+def report(
+    place: Place,
+    since: Annotated[str | None, Option(help=f"At this time or later; else of the last day. {WHEN}.")] = None,
+    until: Annotated[str | None, Option(help=f"Before this time. {WHEN}.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write an incident down as Markdown: what died of which error, how many recovered, and who did what."""
+    at = place.bridge.engine.now()
+    made = place.bridge.report(since=time_from("since", since, at), until=time_from("until", until, at))
+    if as_json:
+        show_json(made.to_ojs())
+    else:
+        show(*(Text(line, no_wrap=True) for line in made.to_markdown().splitlines()))

@@ -107,6 +107,7 @@ def job(
 
 command(program, "now", panel=_RUNNING)(moments.now)
 command(program, "rates", panel=_RUNNING)(moments.rates)
+command(program, "report", panel=_RUNNING)(moments.report)
 command(program, "pause", changes=True, panel=_RUNNING)(holds.pause)
 command(program, "resume", changes=True, panel=_RUNNING)(holds.resume)
 command(program, "holds", panel=_RUNNING)(holds.holds)

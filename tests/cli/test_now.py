@@ -99,3 +99,35 @@ def test_rates(store: str) -> None:
     )
     assert run("rates", "--type", "none", store=store).out == "no runs\n"
     assert run("rates", "--since", "soon", store=store).code == 2
+
+
+def test_a_report_of_an_incident(store: str) -> None:
+    """It is Markdown, in which no text of a job is any; it has what died, the numbers, and who did what."""
+    bridge = bleeding(store)
+    assert bridge.store is not None
+    at = bridge.engine.now()
+    evil = (entry(1, type="app.Error", message="<b>|` bad\n| row"),)
+    bury(bridge, "j-2", type="mail.send", errors=evil, discarded_at=at - timedelta(seconds=5))
+    record(bridge.store, died("mail.send", {2: 4}, at, "recovered"))
+    record(bridge.store, died("mail.send", {2: 3}, at, "replay_completed"))
+    bridge.marks.add("v42", at=at - timedelta(minutes=6))
+    told = run("report", "--since", "1h", store=store)
+    assert told.code == 0
+    for line in (
+        "- 375 jobs died",
+        "- 4 jobs succeeded after a failure",
+        "- 3 replayed jobs succeeded",
+        "| billing.charge | 375 | 0 | 0 | 25 | 0 | 0 |",
+    ):
+        assert line in told.out.splitlines()
+    assert "| 1 | billing.charge | external.down: bank answered 503 |" in told.out
+    assert r"app.Error: \<b\>\|\` bad |" in told.out
+    assert "| mark v42 |" in told.out
+    assert "| hold.pause | hold pause:type=mail.\\*, (ledger) | done |" in told.out
+    (report,) = run("report", "--json", store=store).json
+    assert (report["totals"]["died"], len(report["errors"])) == (375, 2)
+    refused = run("report", "--since", "1h", "--until", "2h", store=store)
+    assert (refused.code, "since: " in refused.err) == (2, True)
+    empty = run("report", "--since", "3d", "--until", "2d", store=store).out
+    assert "No dead letter of this time is there." in empty
+    assert "Nobody did anything." in empty

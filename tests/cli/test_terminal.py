@@ -128,6 +128,7 @@ def test_every_command_escapes_what_others_say(tmp_path: Path) -> None:
         ["health"],
         ["now"],
         ["rates"],
+        ["report"],
         ["dead-letters", "delete", "evil1", "evil2", f"none{EVIL}", "--yes"],
         ["dead-letters", "purge", "--queue", EVIL],
         ["dead-letters", "purge", "--all", "--yes"],
