@@ -31,7 +31,7 @@ MAX_FAULTS, MAX_NEW, KEPT = 64, 500, timedelta(days=14)
 #: The most failures whose fingerprints a process makes between two writes: each takes 0.1 ms.
 MAX_PRINTED = 1_000
 #: The most characters of a message, and the batches that a document knows, so that none is counted twice.
-MAX_MESSAGE, BATCHES = 1_000, 50
+MAX_MESSAGE, BATCHES = 300, 50
 #: How often a document is written anew after another process was first, and the most seconds before that.
 TRIES, PAUSE = 4, 0.05
 

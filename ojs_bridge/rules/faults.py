@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Literal, NamedTuple, TypeAlias
 
+from .rates import APART
+
 #: The state of a group, as operators see it.
 State: TypeAlias = Literal["new", "growing", "steady", "came_back", "resolved", "muted"]
 #: The states that an operator wants to hear of.
@@ -167,10 +169,12 @@ def state_of(facts: Facts, now: datetime, fresh: datetime) -> tuple[State, datet
         return "muted", facts.muted_at
     if facts.resolved_at is not None and facts.died_again_at is None:
         return "resolved", facts.resolved_at
-    back = [at for at in (facts.back_at, facts.died_again_at) if at is not None]
+    # A later time is that of a wrong clock, and would be new for long.
+    latest = now + APART
+    back = [at for at in (facts.back_at, facts.died_again_at) if at is not None and at <= latest]
     if back and max(back) >= fresh:
         return "came_back", max(back)
-    if facts.first_at >= fresh:
+    if fresh <= facts.first_at <= latest:
         return "new", facts.first_at
     if grows(facts.deaths):
         return "growing", grows_since(facts.deaths, now)

@@ -41,6 +41,8 @@ STATES: list[tuple[dict[str, Any], State, datetime | None]] = [
     ({"back_at": NOW - MINUTE}, "came_back", NOW - MINUTE),
     ({"back_at": NOW - 2 * HOUR}, "steady", None),
     ({"back_at": NOW - MINUTE, "deaths": RISING}, "came_back", NOW - MINUTE),
+    ({"back_at": NOW + HOUR, "died_again_at": NOW + HOUR}, "steady", None),
+    ({"first_at": NOW + DAY}, "steady", None),
     ({"resolved_at": NOW - DAY}, "resolved", NOW - DAY),
     ({"resolved_at": NOW - DAY, "died_again_at": NOW - MINUTE}, "came_back", NOW - MINUTE),
     ({"resolved_at": NOW - DAY, "died_again_at": NOW - 2 * HOUR}, "steady", None),
