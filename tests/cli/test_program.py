@@ -48,20 +48,8 @@ def test_all_commands_are_there() -> None:
         "Before you install": ("plan", "policy"),
         "Failed jobs": ("job", "dead-letters", "retries", "operations"),
         "Running": (
-            *(
-                "now",
-                "rates",
-                "pause",
-                "resume",
-                "holds",
-                "limit",
-                "limits",
-                "serve",
-                "health",
-                "audit",
-                "mark",
-            ),
-            *("waiting", "scheduled"),
+            *("now", "rates", "report", "pause", "resume", "holds", "limit", "limits", "serve"),
+            *("health", "audit", "mark", "waiting", "scheduled"),
         ),
     }
     for panel, names in panels.items():
