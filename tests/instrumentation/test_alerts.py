@@ -143,6 +143,17 @@ FIRES = [
         {"ojs_waiting_overdue_seconds": "0+60x30", 'ojs_broker_up{framework="celery"}': "0x30"},
     ),
     (
+        "OjsNewErrors",
+        {
+            'ojs_groups_live{state="new",type="pay"}': "1x15 stale",
+            "ojs_store_up": "1x15 0x20",
+        },
+        {
+            'ojs_groups_live{state="new",type="pay"}': "1x15 stale",
+            "ojs_store_up": "1x30",
+        },
+    ),
+    (
         "OjsErrorCameBack",
         {'ojs_groups_live{state="came_back",type="pay"}': "1x30"},
         {'ojs_groups_live{state="growing",type="pay"}': "1x30"},

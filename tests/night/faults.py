@@ -135,7 +135,7 @@ FAULTS = {
             *("poison", "Two jobs kill their workers", poison, lambda _: None),
             needs=(("OjsNewErrors",),),
             may=(),
-            level=("bad", "slow"),
+            level=("well", "bad", "slow"),
             by="OjsNewErrors",
             cause="lost|killed|died",
             steps=(
@@ -143,17 +143,6 @@ FAULTS = {
                 "#groups li:has-text('images.scale') .menu button:has-text('Delete letters')",
                 "#question [type=submit]",
             ),
-            type="images.scale",
-        ),
-        Fault(
-            *("backlog", "More reports come than are built", flood, drain),
-            needs=(("OjsBacklogGrows", "OjsBacklogOld"),),
-            may=("OjsBacklogStands", "OjsBacklogGrows", "OjsBacklogOld"),
-            level=("slow", "bad"),
-            by="OjsBacklogGrows",
-            cause="reports",
-            elsewhere="start workers",
-            patience=1200,
         ),
         Fault(
             *(
@@ -191,6 +180,16 @@ FAULTS = {
             by="OjsServerGone",
             cause="",
             elsewhere="start it",
+        ),
+        Fault(
+            *("backlog", "More reports come than are built", flood, drain),
+            needs=(("OjsBacklogGrows", "OjsBacklogOld"),),
+            may=("OjsBacklogStands", "OjsBacklogGrows", "OjsBacklogOld"),
+            level=("slow", "bad"),
+            by="OjsBacklogGrows",
+            cause="reports",
+            elsewhere="start workers",
+            patience=1200,
         ),
     )
 }

@@ -33,14 +33,15 @@ def live(faults: Sequence[Fault], folder: Path, *, quiet: float, write: bool) ->
         for said in watch.said:
             say(f"  {said.level}: {said.sentence}")
         pictures = PICTURES if write else folder / "pictures"
-        nights = [Night(fault, house, watch, desk, pictures).live() for fault in faults]
+        nights = []
+        for fault in faults:
+            nights.append(Night(fault, house, watch, desk, pictures).live())
+            if write:
+                rows_into(PAGE, HEAD, [[*nights[-1].cells()]])
         lost = unaccounted(house)
         watch.stop()
-    rows = [[*night.cells()] for night in nights]
-    print(table(HEAD, rows), flush=True)
+    print(table(HEAD, [[*night.cells()] for night in nights]), flush=True)
     say(f"{len(house.shop.sent):,} jobs sent, {house.shop.refused} refused, lost: {lost}; {watch.wrong}")
-    if write:
-        rows_into(PAGE, HEAD, rows)
     return all(night.is_well for night in nights) and not lost
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tests.night.faults import Fault
-from tests.night.watching import Story
+from tests.night.watching import GONE, Story
 
 HEAD = (
     *("fault", "alerts, after s", "false pages", "the desk's verdict, after s"),
@@ -45,16 +45,21 @@ class Lived:
         ]
         yield ", ".join(fired) or "none"
         yield f"{len(self.story.false_pages(self.fault.expected))}"
-        said = next(iter(self._sentences()), None)
-        yield f"*{said[0]}* {said[1]:.0f}" if said else "none"
-        yield f"{self.to_cause}" if self.to_cause is not None else self.fault.elsewhere
+        said = self._sentence()
+        yield f"*{said[0]}* {said[1]:.0f}" if said and said[0] != GONE else "none"
+        yield f"{self.to_cause}" if self.to_cause is not None else self._without_page()
         yield f"{self.to_mend}" if self.to_mend is not None else self.fault.elsewhere
+
+    def _without_page(self) -> str:
+        return "not found" if self.fault.cause else "the alert says it"
 
     def _is_page(self, name: str) -> bool:
         return any(fired.is_page for fired in self.story.fired if fired.name == name)
 
-    def _sentences(self) -> Iterator[tuple[str, float]]:
-        """Yield the sentences of the level that the fault calls for, with the seconds after its begin."""
-        for said in self.story.said:
-            if said.level in self.fault.level and said.at >= self.story.begun:
-                yield TIME.sub(r"\1", said.sentence).replace("|", "/"), said.at - self.story.begun
+    def _sentence(self) -> tuple[str, float] | None:
+        """Return the first sentence of the level that the fault calls for, and after how many seconds."""
+        for level in self.fault.level:
+            for said in self.story.said:
+                if said.level == level:
+                    return TIME.sub(r"\1", said.sentence).replace("|", "/"), said.at - self.story.begun
+        return None

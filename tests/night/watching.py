@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+#: What is said where nobody answers.
+GONE = "(no answer)"
+
 
 @dataclass
 class Fired:
@@ -82,7 +85,7 @@ class Watch:
             if key not in known
         ]
         moment = self.moment()
-        verdict = moment["verdict"] if moment else {"level": "gone", "sentence": "(no answer)"}
+        verdict = moment["verdict"] if moment else {"level": "gone", "sentence": GONE}
         said = Said(now, verdict["level"], verdict["sentence"])
         if not self.said or (self.said[-1].level, self.said[-1].sentence) != (said.level, said.sentence):
             self.said.append(said)
