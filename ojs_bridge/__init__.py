@@ -37,6 +37,7 @@ from .operations.rates import RateHistory
 from .operations.replaying import Bulk, ReplayRule
 from .operations.retention import Retention
 from .operations.waiting import Drained
+from .operations.webhooks import Webhook
 from .rules.backoff import Intervals, Jitter, Seeded
 from .rules.breaker import Breaker
 from .rules.budget import Budget
@@ -136,6 +137,7 @@ __all__ = [
     "Unreachable",
     "Unroutable",
     "Unstorable",
+    "Webhook",
     "open_store",
     "standard_errors",
 ]

@@ -31,6 +31,7 @@ from .operations.report import Report, report
 from .operations.retention import PERIOD as PRUNE_PERIOD
 from .operations.retention import Retention
 from .operations.waiting import Waiting
+from .operations.webhooks import Teller, Webhook
 from .rules.dependencies import Dependencies, Dependency
 from .rules.failures import Errors
 from .rules.policy import PartialPolicy
@@ -51,6 +52,8 @@ class Bridge:
         errors: error types by exception class, as `standard_errors()` has them; an error type may come with a
             response code.
         listeners: callables, each of which is called with every Event, on a thread of its own.
+        webhooks: URLs to which workers post the groups of errors that are new, came back or grow, each a
+            `Webhook` or a URL alone.
         dependencies: what jobs need that may fail, each a `Dependency`; while the breaker of one is open, its
             jobs are held.
         namespace: the name that this bridge's records have in a store that several fleets share.
@@ -89,6 +92,7 @@ class Bridge:
         errors: Errors | None = None,
         listeners: Sequence[Listener] | None = None,
         *,
+        webhooks: Sequence[Webhook | str] | None = None,
         dependencies: Sequence[Dependency] | None = None,
         namespace: str | None = None,
         history: int | None = None,
@@ -113,6 +117,7 @@ class Bridge:
             retry=retry,
             errors=errors,
             listeners=listeners,
+            webhooks=webhooks,
             dependencies=dependencies,
             history=history,
             header_budget=header_budget,
@@ -262,6 +267,8 @@ class Bridge:
                 Turns(self.store.documents, RELEASE, rate) if rate else None,
             )
             self._scheduler.start()
+            self._teller = Teller(context, self.groups, self.settings.webhooks)
+            self._teller.start()
 
     def _chores(self, beat: Beat) -> tuple[Chore, ...]:
         seconds = PRUNE_PERIOD.total_seconds()
@@ -284,6 +291,7 @@ class Bridge:
             self.flush()
             return
         if self._scheduler:
+            self._teller.stop()
             self._scheduler.stop()
             self._scheduler = None
             self._beat.end()

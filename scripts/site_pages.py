@@ -11,7 +11,7 @@ import logging
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,10 @@ from ojs_bridge.config.sources import SETTINGS
 from ojs_bridge.engine import events
 from ojs_bridge.engine.events import Event
 from ojs_bridge.http.app import document
+from ojs_bridge.operations.group import ErrorGroup
+from ojs_bridge.operations.webhooks import facts_of
 from ojs_bridge.rules.decision import GiveBack
+from ojs_bridge.rules.faults import LIVE
 from ojs_bridge.rules.job import Job, format_time
 from ojs_bridge.rules.standard_errors import (
     AWS,
@@ -40,6 +43,7 @@ from ojs_bridge.rules.standard_errors import (
     STATUSES,
     ByValue,
 )
+from ojs_bridge.store import Group
 
 #: The sections of the specification, `ojs-retry.md`, that define the fields of a policy.
 SECTIONS = {
@@ -189,11 +193,13 @@ def _snooze(pauses: list[Snooze]) -> None:
 
 
 def _of_workers() -> list[Event]:
-    """Return the events of a shutdown, a replay rule and a breaker: virtual time has none of them."""
+    """Return the events of a shutdown, a replay rule, a breaker and groups: virtual time has none of them."""
     now, job = datetime.now(timezone.utc), Job(id="j-1", type="charge", queue="default", replay_count=1)
     decision = GiveBack(reason="the worker is shutting down")
     given_back = events.of(job, decision, max_attempts=2, seconds=1.0, at=now)
-    return [*given_back, events.replayed(job, now, rule="timeouts"), *_of_breakers(now)]
+    facts = facts_of(ErrorGroup(Group("0" * 16, 0, now, now, (), (), (), None), now, timedelta(1)))
+    groups = [events.group(state, "0" * 16, now, facts) for state in LIVE]
+    return [*given_back, events.replayed(job, now, rule="timeouts"), *_of_breakers(now), *groups]
 
 
 def _of_breakers(now: datetime) -> list[Event]:

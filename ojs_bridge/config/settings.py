@@ -16,8 +16,10 @@ from ..engine.layers import imported
 from ..engine.redaction import Redaction, Redactor
 from ..engine.storage_retry import INSISTING, POLLING, StorageRetry
 from ..errors import ConfigurationError, InvalidRetryPolicy
+from ..operations import webhooks
 from ..operations.replaying import ReplayRule, checked
 from ..operations.retention import Retention
+from ..operations.webhooks import Webhook
 from ..rules.breaker import Breaker
 from ..rules.budget import Budget
 from ..rules.dependencies import Dependencies, Dependency
@@ -42,6 +44,7 @@ class Settings:
     retry: AnyPartial | None
     errors: Errors
     listeners: tuple[Callable[[events.Event], object], ...]
+    webhooks: tuple[Webhook, ...]
     dependencies: tuple[Dependency, ...]
     history: int
     header_budget: int
@@ -72,6 +75,7 @@ def settings_of(**given: Any) -> Settings:
         retry=_retry(setting["retry"]),
         errors=_errors(setting["errors"]),
         listeners=_listeners(setting["listeners"]),
+        webhooks=_webhooks(setting["webhooks"], store),
         dependencies=_dependencies(setting["dependencies"], store),
         history=_at_least(setting["history"], MIN_HISTORY, " (spec section 10.1)"),
         header_budget=_at_least(setting["header_budget"], MIN_HEADER_BUDGET, " bytes", MAX_HEADER),
@@ -163,6 +167,23 @@ def _listeners(given: Given) -> tuple[Callable[[events.Event], object], ...]:
         if not callable(listener):
             raise ConfigurationError(f"{given.place}: {listener!r} is not callable")
     return listeners
+
+
+def _webhooks(given: Given, store: Store | None) -> tuple[Webhook, ...]:
+    said = given.value
+    with _at(given.place, "webhooks: "):
+        if not given.in_code and isinstance(said, list | tuple):
+            said = [_webhook(one) for one in said]
+        made = webhooks.checked(said)
+        if made and store is None:
+            raise ConfigurationError("they need a store, such as postgresql://host/shop")
+        return made
+
+
+def _webhook(said: Any) -> Any:
+    if isinstance(said, Webhook | str):
+        return said
+    return Webhook(**{"url": "", **_table_of(Webhook, said)})
 
 
 def _dependencies(given: Given, store: Store | None) -> tuple[Dependency, ...]:

@@ -179,6 +179,7 @@ SETTINGS = {
     "policies": Setting(),
     "errors": Setting(_json, {}),
     "listeners": Setting(_json, ()),
+    "webhooks": Setting(_json, ()),
     "dependencies": Setting(_json, ()),
     "history": Setting(_integer, MIN_HISTORY),
     "header_budget": Setting(_integer, HEADER_BUDGET),

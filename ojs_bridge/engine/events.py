@@ -170,6 +170,17 @@ def breaker(change: str, dependency: str, at: datetime, **facts: Any) -> Event:
             return Event("breaker.closed", dependency, at, data)
 
 
+def group(state: str, fingerprint: str, at: datetime, facts: Mapping[str, Any]) -> Event:
+    """Return the event of a group of errors that is new, came back or grows: its subject."""
+    match state:
+        case "new":
+            return Event("group.new", fingerprint, at, facts)
+        case "came_back":
+            return Event("group.came_back", fingerprint, at, facts)
+        case _:
+            return Event("group.growing", fingerprint, at, facts)
+
+
 def cancelled(job: Job, at: datetime) -> Event:
     """Return the event of a parked job that an operator has cancelled."""
     return _event("job.cancelled", job, at, attempt=job.attempt)

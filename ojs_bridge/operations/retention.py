@@ -21,7 +21,7 @@ from ..engine.scheduler import once_a_period
 from ..errors import ConfigurationError
 from ..rules.notations import duration_at, read_duration
 from ..store import Document, Documents, Filter, Letter, Store, readable, to_json, to_ms
-from . import audit, health
+from . import audit, health, webhooks
 from .letters import CLAIM_SECONDS
 
 #: The most letters that are pruned at a time, and the time between two prunings.
@@ -40,6 +40,7 @@ RECORDS = {
     KIND: SHOWN_FOR,
     IN_BROKER: READ_FOR,
     running.KIND: running.READ_FOR,
+    webhooks.KIND: webhooks.KEPT,
 }
 
 logger = logging.getLogger("ojs_bridge")

@@ -63,6 +63,7 @@ def test_without_any_of_them() -> None:
         retry=None,
         errors={},
         listeners=(),
+        webhooks=(),
         dependencies=(),
         history=10,
         header_budget=16_384,
@@ -155,7 +156,7 @@ def test_a_variable_and_a_table_say_the_same(
 
 def test_every_setting_is_read() -> None:
     """The table above has every setting, but for those that have their own tests; a bridge has no other."""
-    others = {"store", "namespace", "policies", "reliable_fetch", "release_rate"}
+    others = {"store", "namespace", "policies", "reliable_fetch", "release_rate", "webhooks"}
     assert {name for name, *_ in READ} == SETTINGS.keys() - others
     arguments = inspect.signature(Bridge).parameters.keys()
     assert arguments == SETTINGS.keys() - {"policies", "reliable_fetch"}

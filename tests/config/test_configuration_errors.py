@@ -54,6 +54,12 @@ INVALID = [
     ("retention = {max_count = -1}", "retention: max_count: -1 must be an integer of at least 0"),
     ("redact = 'card'", "redact: 'card' cannot be imported: module 'builtins' has no attribute 'card'"),
     ("redact = 3", "redact: 3 is neither a collection of argument names nor a callable"),
+    ("webhooks = 'a'", "webhooks: str must be a list of Webhooks"),
+    ("webhooks = [3]", "webhooks: 3 must be a table of url, form, secret, page_url, states"),
+    (
+        "webhooks = [{form = 'json'}]",
+        "webhooks: webhook: url: must be an http:// or https:// URL with a host",
+    ),
     ("replay_rules = 'a'", "replay_rules: 'a' is not a ReplayRule"),
     ("replay_rules = [3]", "replay_rules: 3 must be a table of name, queue, type, error_type, delay, "),
     ("replay_rules = [{queue = 'a'}]", "replay_rules: replay rule: name: '' must be a name"),
