@@ -59,7 +59,9 @@ BULK = "/operations"
 CONFLICT = {"409": "Another process has it in hand at this moment"}
 
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
-_FILES = {file.name: file for file in (resources.files(__package__) / "page").iterdir()}
+_PAGE = resources.files(__package__) / "page"
+_VENDOR = {f"vendor/{file.name}": file for file in (_PAGE / "vendor").iterdir()}
+_FILES = {file.name: file for file in _PAGE.iterdir()} | _VENDOR
 
 
 def app_for(
@@ -167,7 +169,7 @@ def guarded(bridge: Bridge, access: Access) -> Starlette:
         Route("/openapi.json", _served, methods=["GET"]),
     ]
     # The page's files need no token. The page asks the user for the token, and sends it with its requests.
-    page = [Route("/", _page, methods=["GET"]), Route("/page/{name}", _page, methods=["GET"])]
+    page = [Route("/", _page, methods=["GET"]), Route("/page/{name:path}", _page, methods=["GET"])]
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:

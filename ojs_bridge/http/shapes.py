@@ -323,13 +323,15 @@ class Timeline(TypedDict):
 class Rates(TypedDict):
     """The numbers of runs in each step of time, by job type and outcome.
 
-    `seconds` has durations by outcome and quantile; null for a step without runs.
+    `seconds` has durations by outcome and quantile; null for a step without runs. `seconds_by_type` has those
+    of the runs that succeeded, over all of the time.
     """
 
     since: Time
     step_seconds: float
     by_type: dict[str, dict[str, list[Count]]]
     seconds: dict[str, dict[str, list[float | None]]]
+    seconds_by_type: dict[str, dict[str, float | None]]
 
 
 class Stats(TypedDict):

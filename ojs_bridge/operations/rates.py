@@ -48,13 +48,15 @@ class RateHistory:
     """The number of runs in each step of time from `since` on, by job type and outcome.
 
     `seconds` has, for the outcomes `completed` and `recovered`, the median and the 95th percentile of each
-    step, in seconds; None for a step without any.
+    step, in seconds; None for a step without any. `seconds_by_type` has those of the runs of each type that
+    succeeded, over all of the time.
     """
 
     since: datetime
     step: timedelta
     by_type: Mapping[str, Mapping[str, Series]]
     seconds: Mapping[str, Mapping[str, Sequence[float | None]]]
+    seconds_by_type: Mapping[str, Mapping[str, float | None]]
 
     def to_ojs(self) -> dict[str, Any]:
         """Return the history in JSON."""
@@ -67,7 +69,8 @@ class RateHistory:
             for outcome, quantiles in self.seconds.items()
         }
         span = {"since": format_time(self.since), "step_seconds": self.step.total_seconds()}
-        return {**span, "by_type": by_type, "seconds": seconds}
+        seconds_by_type = {type_: {**quantiles} for type_, quantiles in self.seconds_by_type.items()}
+        return {**span, "by_type": by_type, "seconds": seconds, "seconds_by_type": seconds_by_type}
 
 
 def history(context: Context, where: Filter) -> RateHistory:
@@ -91,6 +94,7 @@ def history(context: Context, where: Filter) -> RateHistory:
         timedelta(milliseconds=step),
         _by_type(rates, places, steps),
         {outcome: _seconds(rates, places, steps, outcome) for outcome in TIMED},
+        _seconds_by_type(rates),
     )
 
 
@@ -153,6 +157,19 @@ def _seconds(
         if rate.outcome == outcome:
             counts[place] = [a + b for a, b in zip(counts[place], rate.counts, strict=True)]
     return {name: [quantile(one, share) for one in counts] for name, share in QUANTILES.items()}
+
+
+def _seconds_by_type(rates: Sequence[Rate]) -> dict[str, dict[str, float | None]]:
+    counts: dict[str, list[int]] = {}
+    for rate in rates:
+        if rate.outcome == "completed":
+            before = counts.get(rate.type, [0] * len(rate.counts))
+            counts[rate.type] = [a + b for a, b in zip(before, rate.counts, strict=True)]
+    most = sorted(counts, key=lambda type_: -sum(counts[type_]))[:MAX_TYPES]
+    return {
+        type_: {name: quantile(counts[type_], share) for name, share in QUANTILES.items()}
+        for type_ in sorted(most)
+    }
 
 
 def quantile(counts: Sequence[int], share: float) -> float | None:

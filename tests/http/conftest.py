@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.http.desks import browser, desk
 from tests.http.doors import House, house
+
+__all__ = ["browser", "desk", "door"]
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ def test_tokens(door: House) -> None:
     ):
         assert client.request(method, LETTERS + path, headers=with_token(READER)).status_code == 403
     assert client.get("/").status_code == 200
-    assert client.get("/page/style.css").status_code == 200
+    assert client.get("/page/desk.css").status_code == 200
     assert client.delete(f"{LETTERS}/j-1", headers=with_token(OPERATOR)).status_code == 200
 
 

@@ -129,11 +129,11 @@ class Environment:
         """Serve the page of the app's bridge, and open it."""
         url = f"http://127.0.0.1:{(port := free_port())}/"
         with self.running("ojs_bridge", "serve", "--app", f"app_{framework}", "--port", str(port)):
-            eventually(lambda: _shows_dead_letters(url), seconds=30, what="the page")
+            eventually(lambda: _shows_the_page(url), seconds=30, what="the page")
 
 
-def _shows_dead_letters(url: str) -> bool:
+def _shows_the_page(url: str) -> bool:
     try:
-        return "Dead letters" in httpx.get(url).text
+        return "<title>ojs-bridge</title>" in httpx.get(url).text
     except httpx.TransportError:
         return False

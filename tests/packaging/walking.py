@@ -167,7 +167,7 @@ class Newcomer:
     def _look_at(self, url: str) -> None:
         for told, port in self.ports.items():
             url = url.replace(told, port)
-        eventually(lambda: "Dead letters" in _got(url), what="the page")
+        eventually(lambda: "<title>ojs-bridge</title>" in _got(url), what="the page")
         assert "the CRM is down" in _got(f"{url}/ojs/v1/dead-letter")
 
 

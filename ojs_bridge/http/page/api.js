@@ -1,6 +1,8 @@
 // The server's routes; a body is an object, or JSON already.
 // Everything that job data says stays text: nothing here or elsewhere makes HTML of it.
 
+import { set } from "./desk.js";
+
 const ROOT = new URL("ojs/v1/", document.baseURI);
 const TOKEN = "ojs-bridge-token";
 
@@ -12,44 +14,28 @@ export class Refused extends Error {
   }
 }
 
-export async function call(method, path, { query = {}, body } = {}) {
+export async function call(method, path, { query = {}, body, isText = false } = {}) {
   for (;;) {
     const token = sessionStorage.getItem(TOKEN) || "";
-    const answer = await send(method, path, query, body, token);
+    const answer = await send(method, path, query, body, token, isText ? "*/*" : "application/json");
     if (answer.status === 401) {
       // Another request may have asked meanwhile.
       if (token === (sessionStorage.getItem(TOKEN) || "")) await askForToken(token);
       continue;
     }
-    keepRole(answer.headers.get("X-OJS-Bridge-Role"));
+    const role = answer.headers.get("X-OJS-Bridge-Role");
+    if (role) set({ role });
     if (!answer.ok) throw await refused(answer);
-    return answer.json();
+    return isText ? answer.text() : answer.json();
   }
 }
 
 export const pathOf = (kind, id, ...rest) => [kind, encodeURIComponent(id), ...rest].join("/");
 
-// A reader's token cannot write. A server tells the role with each answer, and style.css shows what it means.
-// While the store is away nothing can be written.
-export const mayWrite = () => document.body.dataset.role !== "reader" && !document.body.dataset.away;
-
-export function tellAway(isAway) {
-  if (isAway === Boolean(document.body.dataset.away)) return;
-  if (isAway) document.body.dataset.away = "store";
-  else delete document.body.dataset.away;
-  document.dispatchEvent(new Event("role"));
-}
-
-function keepRole(role) {
-  if (!role || role === document.body.dataset.role) return;
-  document.body.dataset.role = role;
-  document.dispatchEvent(new Event("role"));
-}
-
-async function send(method, path, query, body, token) {
+async function send(method, path, query, body, token, accept) {
   const url = new URL(path, ROOT);
   for (const [name, value] of Object.entries(query)) if (value) url.searchParams.set(name, value);
-  const headers = { Accept: "application/json", "X-OJS-Bridge": "1" };
+  const headers = { Accept: accept, "X-OJS-Bridge": "1" };
   if (token) headers.Authorization = `Bearer ${token}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   try {

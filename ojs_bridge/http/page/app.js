@@ -1,92 +1,60 @@
-// Which view is shown, and the keyboard.
+// The page: the rail, the view that the address names, what is to be told, and the dialog that is open.
 
-import { mayWrite } from "./api.js";
+import { html, render, useEffect } from "./base.js";
+import { Questions } from "./ask.js";
 import * as audit from "./audit.js";
-import { close } from "./detail.js";
+import { desk, set, trouble, useDesk } from "./desk.js";
 import * as groups from "./groups.js";
+import { listen } from "./keys.js";
 import * as letters from "./letters.js";
-import * as live from "./live.js";
-import * as operations from "./operations.js";
-import { read } from "./place.js";
+import { start } from "./live.js";
+import * as now from "./now.js";
+import { Operations } from "./operations.js";
+import { addressOf, offer, usePlace } from "./place.js";
+import { Rail } from "./rail.js";
 import * as rates from "./rates.js";
-import { byId, guarded, isNear, trouble } from "./view.js";
 import * as waiting from "./waiting.js";
+import { clock } from "./words.js";
 
-const views = { letters, groups, waiting, rates, audit };
-const current = () => read().view;
+// A view exports `View`, which is given {id, filters}, and what its address may have: `filters`, `times`, `hasOne`.
+const VIEWS = { now, groups, letters, waiting, rates, audit };
+for (const [name, view] of Object.entries(VIEWS)) offer(name, view);
 
-function show() {
-  const { filters, open, wrong } = read(), unopened = open && !views[current()].open ? 'nothing here can be "open"' : "";
-  close();
-  views[current()].fill(filters, wrong || unopened);
-  for (const name of Object.keys(views)) byId(`${name}-view`).hidden = name !== current();
-  for (const link of document.querySelectorAll("nav a")) {
-    if (link.hash === `#${current()}`) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
-  }
-  return guarded(async () => {
-    await Promise.all([views[current()].load(), operations.load()]);
-    if (open) await views[current()].open?.(open);
-  });
+function App() {
+  const { view, id, filters, wrong } = usePlace(), { dialog } = useDesk();
+  const { View } = VIEWS[view];
+  useEffect(() => trouble(null), [view, id]);
+  return html`
+    <${Rail} view=${view} filters=${filters} />
+    <main id="main" tabindex="-1">
+      <${Told} isNow=${view === "now"} />
+      ${view !== "now" && html`<${Operations} />`}
+      ${wrong ? html`<${NotUnderstood} view=${view} wrong=${wrong} />`
+        : html`<${View} key=${`${view}/${id}`} id=${id} filters=${filters} />`}
+    </main>
+    ${dialog}<${Questions} />`;
 }
 
-function move(step) {
-  const rows = [...byId(current()).querySelectorAll("li")], at = rows.indexOf(document.activeElement?.closest("li"));
-  rows[Math.min(Math.max(at + step, 0), rows.length - 1)]?.focus();
+const NotUnderstood = ({ view, wrong }) => html`<div class="note bad">
+  <p id="trouble" role="alert">This address is not understood, and nothing is shown: ${wrong}.</p>
+  <p class="do"><a class="button" href=${addressOf(view)}>Clear</a></p>
+</div>`;
+
+// What went wrong, in one box; what was done, in one line.
+function Told({ isNow }) {
+  const { told, undone, wrong, away, updatedAt, role } = useDesk();
+  const trouble = [undone, wrong].filter(Boolean).join(" ");
+  const seenAt = updatedAt ? `What is grey is of ${clock(updatedAt)}.` : "";
+  return html`
+    <p id="told" role="status" class="s" hidden=${!told}>${told}</p>
+    ${trouble && html`<p id="trouble" role="alert" class="note bad">${trouble}</p>`}
+    ${away && !isNow && html`<p id="away" role="alert" class="note bad">
+      <b>The store is away since ${clock(away.since)}.</b>${` ${seenAt} Nothing can be changed until it answers.`}</p>`}
+    ${role === "reader" && html`<p id="reader" class="q s">This token can only read.</p>`}`;
 }
 
-const here = () => document.activeElement?.closest("li")?.dataset.id;
+listen();
+addEventListener("unhandledrejection", ({ reason }) => trouble(reason));
+render(html`<${App} />`, document.getElementById("app"));
+start();
 
-// A key of the view that writes: what it does to the selected ones, or to the one that has the focus.
-function act(key) {
-  const work = views[current()].keys?.[key];
-  if (work && mayWrite()) guarded(() => work(here()));
-}
-
-function open() {
-  const work = views[current()].open;
-  if (work && here()) guarded(() => work(here()));
-}
-
-const keys = {
-  j: () => move(1),
-  ArrowDown: () => move(1),
-  k: () => move(-1),
-  ArrowUp: () => move(-1),
-  Enter: open,
-  x: () => document.activeElement?.closest("li")?.querySelector("input")?.click(),
-  r: () => act("r"),
-  m: () => act("m"),
-  d: () => act("d"),
-  g: show,
-  "/": () => byId(`${current()}-filters`)?.querySelector("[type=search]").focus(),
-  "?": () => byId("help").showModal(),
-};
-
-document.addEventListener("keydown", (event) => {
-  const taken = event.key === "Enter" ? ", button, a, summary" : "";
-  const typing = event.target.closest(`input:not([type=checkbox]), select, pre, dialog${taken}`);
-  if (typing || event.ctrlKey || event.metaKey || event.altKey || !keys[event.key]) return;
-  event.preventDefault();
-  keys[event.key]();
-});
-
-for (const button of document.querySelectorAll(".more-filters")) {
-  button.addEventListener("click", () => button.form.classList.toggle("whole"));
-}
-document.addEventListener("role", () => {
-  for (const button of document.querySelectorAll("button[data-write]")) button.disabled = !mayWrite();
-});
-byId("help-button").addEventListener("click", keys["?"]);
-window.addEventListener("hashchange", show);
-setInterval(waiting.tick, 1000);
-operations.whenEnded(() => views[current()].load());
-live.start(
-  () => Promise.all([views[current()].refresh(), operations.load()]),
-  () => views[current()].isFree(),
-);
-
-window.addEventListener("scroll", () => {
-  if (isNear(byId(`${current()}-end`))) views[current()].loadMore().catch(trouble);
-}, { passive: true });
-show();

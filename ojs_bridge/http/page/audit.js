@@ -1,37 +1,82 @@
-// Who did what: the records of operator actions.
+// Who did what: the records of operator actions, with undo where a deletion can still be taken back.
 
-import { listOf } from "./list.js";
-import { cut, make, when } from "./view.js";
+import { ask, typed } from "./ask.js";
+import { Filters, Rows, useList } from "./rows.js";
+import {
+  call, count, cut, go, guarded, html, localized, may, pathOf, Sign, stamp, TIMES, useDesk, useTitle, When, Window,
+  windowOf, withoutWindow,
+} from "./ui.js";
 
-const list = listOf({
-  name: "audit",
-  kind: "audit",
-  row,
-  pageOf: ({ records, next_cursor: cursor }) => ({
-    jobs: records, pagination: { next_cursor: cursor, has_more: cursor !== null },
-  }),
-  words: { none: "Nothing is on record.", unmatched: "No record matches these filters." },
+export const times = TIMES;
+export const filters = { who: null, action: null };
+
+const SEARCH = { name: "who", label: "Name, or prefix*" }, FIELDS = [{ name: "action", label: "Action, or prefix.*" }];
+const OUTCOMES = { done: ["succeeded", "succeeded"], failed: ["died", "died"], begun: ["scheduled", "q"] };
+const queryOf = (filters) => ({ ...withoutWindow(filters), ...windowOf(filters) });
+
+const read = ({ records, next_cursor: cursor }) => ({
+  rows: records.map((record) => ({ ...record, version: JSON.stringify(record) })), cursor,
 });
 
-export const { load, loadMore, fill, isFree, refresh } = list;
+export function View({ filters }) {
+  useDesk();
+  useTitle("Audit");
+  const list = useList("audit", "audit", () => queryOf(filters), filters, read);
+  const isNarrow = Object.keys(withoutWindow(filters)).length > 0;
+  const words = isNarrow ? "No record matches these filters."
+    : filters.within === "all" ? "Nothing is on record." : "Nothing was done in this time.";
+  const all = () => go("audit", { ...withoutWindow(filters), within: "all" });
+  return html`<div class="top"><h1 class="h">Audit</h1><span class="q">who did what</span></div>
+    <${Filters} view="audit" filters=${filters} fields=${FIELDS} search=${SEARCH}>
+      <button type="button" onClick=${() => guarded(() => save(filters))}>Save as CSV</button>
+      <${Window} view="audit" filters=${filters} /><//>
+    <${Rows} list=${list} draw=${draw} may=${false} className="audit" headClass="out" head="" id="audit"
+      aria-label="Audit" words=${words} showAll=${filters.within !== "all" && all} />`;
+}
 
-function row(record) {
-  const { at, who, via, address, action, subject, reason, outcome, count, error } = record;
-  const number = count === null ? "" : `${count.toLocaleString()} `;
-  const on = told(subject);
-  return make(
-    "li", {},
-    when(at), make("span", { className: "kind", title: `${via} ${address}` }, who),
-    make("span", { className: "kind" }, action),
-    make("span", { className: "what", title: on }, cut(on, 200), reason && make("i", {}, ` ${reason}`)),
-    make("span", { className: outcome === "failed" ? "danger" : "quiet", title: error }, `${number}${outcome}`),
-  );
+function draw({ row: record, list }) {
+  const { at, who, via, address, action, subject, reason, outcome, count: number, error } = record;
+  const [sign, colour] = OUTCOMES[outcome] || ["steady", "q"], on = localized(told(subject));
+  return html`<li data-row data-id=${record.id} tabindex="-1">
+    <${When} time=${at} />
+    <span class="wrap" title=${`${via} ${address}`}><b>${cut(who, 60)}</b></span>
+    <span class="wrap">${action}</span>
+    <span class="wrap" title=${cut(on, 1000)}>${cut(on, 200)}${reason && html` <i>“${cut(reason, 300)}”</i>`}
+      ${error && html`<small class="died">${cut(error, 300)}</small>`}</span>
+    <span class=${`nw ${colour}`}><${Sign} name=${sign} />${` ${[number !== null && count(number), outcome]
+      .filter(Boolean).join(" ")}`}</span>
+    <${Undo} record=${record} list=${list} />
+  </li>`;
+}
+
+// A deletion keeps its letters for an hour.
+function Undo({ record, list }) {
+  const { undo_until: until, id, count: number } = record;
+  if (!until || Date.parse(until) < Date.now() || !may("delete")) return html`<span></span>`;
+  const fields = [], title = "Bring the letters back";
+  const lines = [`${count(number || 0)} letters come back, until ${stamp(until)} they can.`];
+  const work = (values) => call("POST", pathOf("audit", id, "undo"), { body: typed(values, fields) });
+  const click = () => guarded(async () => {
+    const words = { title, yes: "Undo the deletion", no: "Leave them deleted", lines, done: "Brought back" };
+    if (await ask({ ...words, fields, work })) await list.load();
+  });
+  return html`<button type="button" onClick=${click}>Undo…</button>`;
 }
 
 // A subject in a few words: ids, and whatever else there is.
-function told({ ids = [], id_count: count = 0, filter, ...rest }) {
-  const more = count > ids.length ? [`and ${count - ids.length} more`] : [];
-  const filters = Object.entries(filter || {}).map(([name, value]) => `${name} ${value}`);
+function told({ ids = [], id_count: all = 0, filter, ...rest }) {
+  const more = all > ids.length ? [`and ${all - ids.length} more`] : [];
+  const chosen = Object.entries(filter || {}).map(([name, value]) => `${name} ${value}`);
   const others = Object.entries(rest).map(([name, value]) => `${name} ${[value].flat().join(", ")}`);
-  return [...ids, ...more, ...filters, ...others].join(", ");
+  return [...ids, ...more, ...chosen, ...others].join(", ");
+}
+
+// The records of these filters as a file. The request has the token in its head, so that it is no link.
+async function save(filters) {
+  const text = await call("GET", "audit.csv", { query: queryOf(filters), isText: true });
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+  link.download = "audit.csv";
+  link.click();
+  URL.revokeObjectURL(link.href);
 }

@@ -1,86 +1,174 @@
-// The groups of dead letters whose errors are alike.
+// The groups of errors that are alike: the error's own words first, what can be done in a menu.
 
-import { call, mayWrite, pathOf } from "./api.js";
-import { listOf } from "./list.js";
-import * as operations from "./operations.js";
-import { addressOf } from "./place.js";
-import { ago, cut, guarded, make, question, stamp, when } from "./view.js";
+import { ask, typed } from "./ask.js";
+import { Group } from "./group.js";
+import { act } from "./deeds.js";
+import { useKeys } from "./keys.js";
+import { names } from "./operations.js";
+import { Bar, Choice, Filters, Pick, queryOf, Rows, Tabs, useList } from "./rows.js";
+import {
+  addressOf, Badge, call, count, cut, go, guarded, html, many, may, Menu, pathOf, Spark, stamp, TIMES, told,
+  useDesk, useTitle, when, Window, windowFor, windowOf,
+} from "./ui.js";
 
 const KIND = "dead-letter/groups";
-const MUTE = { yes: "Mute the group", no: "Leave it in the list", isDanger: false, done: "Muted a group" };
-const groups = new Map();
+const STATES = { "": "All", "new,came_back,growing": "Live", resolved: "Mended", muted: "Muted" };
+const ALONE = ["new", "came_back", "growing", "steady"];
+const ORDERS = { "": "Last seen first", count: "Most letters first" };
+const SEARCH = { name: "error_type", label: "Error type, or prefix.*" };
+const FIELDS = [{ name: "type", label: "Job type, or prefix.*" }, { name: "queue", label: "Queue" }];
 
-const list = listOf({
-  name: "groups",
-  kind: KIND,
-  row,
-  pageOf: ({ groups: found, next_cursor: cursor }) => ({
-    jobs: found.map(entryOf), pagination: { next_cursor: cursor, has_more: cursor !== null },
-  }),
-  words: { none: "There is no group.", unmatched: "No group matches these filters." },
+export const filters = { error_type: null, type: null, queue: null, state: [...Object.keys(STATES), ...ALONE],
+  order: Object.keys(ORDERS) };
+export const times = TIMES, hasOne = true;
+export const View = ({ id, filters }) => (id ? html`<${Group} ...${{ id, filters }} />` : html`
+  <${Groups} filters=${filters} />`);
+
+const day = (time) => new Date(time).toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+
+// The state of a group in its own words: in which mark it was mended, until when it is muted.
+export function State({ state, resolved, muted }) {
+  const words = state === "resolved" ? resolved?.mark && `in ${resolved.mark}` : state === "muted" && muted &&
+    `until ${day(muted.until)}`;
+  return html`<${Badge} state=${state} words=${words || ""} />`;
+}
+
+export const isBad = ({ state }) => state === "new" || state === "came_back";
+// What a group is called: its error's words, with the type where they alone say little, as 'vat_id' does.
+export const nameOf = ({ pattern, error_type: type }) => worded(type, pattern);
+export const worded = (type, message) => (!message ? type : message.includes(" ") ? message : `${type}: ${message}`);
+export const quoteOf = ({ message, error_type: type, frame, types }) => ({ message: worded(type, message),
+  type: types.join(", "), where: frame });
+const whereOf = ({ fingerprint }, filters) => ({ ...windowOf(filters), group: fingerprint });
+const wordsFor = (group) => ({ quote: quoteOf(group), firstAt: group.first_at });
+
+export const replay = (group, filters) => act("retry", { filter: whereOf(group, filters) }, wordsFor(group));
+export const remove = (group, filters) => act("purge", { filter: whereOf(group, filters) }, wordsFor(group));
+
+const MUTE = [{ label: "Until", name: "until", type: "datetime-local", note: "empty: for seven days" }];
+const MARK = [{ label: "Mended in", name: "mark", placeholder: "a mark such as v42, optional" }];
+const LASTS = "For seven days, or until it has twice as many deaths. Its letters stay as they are.";
+const BACK = "It comes back as soon as it dies again, and is told of then.";
+
+// The groups are told one by one: a server mutes and resolves one at a time.
+async function each(groups, method, name, body) {
+  for (const { fingerprint } of groups) await call(method, pathOf(KIND, fingerprint, name), body && { body });
+}
+
+const inWords = (groups) => (groups.length === 1 ? "the group" : many(groups.length, "group"));
+const quoteAll = (groups) =>
+  (groups.length === 1 ? { quote: quoteOf(groups[0]) } : { lines: [groups.map(nameOf).join("\n")] });
+
+export async function mute(groups, reload) {
+  const yes = `Mute ${inWords(groups)}`, { lines = [], ...quote } = quoteAll(groups);
+  const work = (values) => each(groups, "POST", "mute", typed(values, MUTE));
+  if (await ask({ ...quote, title: yes, yes, no: "Leave it in the list", lines: [...lines, LASTS], fields: MUTE, work,
+    done: `Muted ${inWords(groups)}` })) await reload();
+}
+
+export async function resolve(groups, reload) {
+  const yes = `Resolve ${inWords(groups)}`, { lines = [], ...quote } = quoteAll(groups);
+  const work = (values) => each(groups, "POST", "resolve", typed(values, MARK));
+  if (await ask({ ...quote, title: yes, yes, no: "It is not mended", lines: [...lines, BACK], fields: MARK, work,
+    done: `Resolved ${inWords(groups)}` })) await reload();
+}
+
+const back = (group, name, reload) => guarded(async () => {
+  await each([group], "DELETE", name);
+  await reload();
 });
 
-export const { load, loadMore, fill, isFree, refresh } = list;
-// The link has the window as it was chosen, which the list of the letters shows.
-export function open(id) {
-  const { order, muted, ...where } = list.typed();
-  location.assign(addressOf("letters", { ...where, group: id }));
-}
-export const keys = { r: (id) => id && act("Replay", id), d: (id) => id && act("Delete", id) };
-
-function entryOf(group) {
-  groups.set(group.fingerprint, group);
-  return { ...group, id: group.fingerprint, at: group.last_at, outcome: group.muted?.at };
-}
-
-// The letters of a group, as the filters of this view choose them.
-function filterOf(id) {
-  const { order, muted, ...where } = list.filter();
-  return { ...where, group: id };
+// What can be done with one group; the destructive one is the last.
+export function deedsOf(group, filters, reload) {
+  const hasLetters = group.count > 0, link = () => navigator.clipboard.writeText(new URL(addressOf("groups",
+    windowFor("groups", filters), group.fingerprint), location.href).href);
+  return [
+    may("replay") && hasLetters && { text: "Probe replay…", act: () => guarded(() => replay(group, filters)) },
+    may("write") && (group.state === "resolved"
+      ? { text: "Not mended after all", act: () => back(group, "resolve", reload) }
+      : { text: "Resolve in a mark…", act: () => guarded(() => resolve([group], reload)) }),
+    may("write") && (group.muted ? { text: "Unmute", act: () => back(group, "mute", reload) } : { text: "Mute…",
+      act: () => guarded(() => mute([group], reload)) }),
+    { text: "Copy link", act: () => guarded(async () => { await link(); told("Copied the link"); }) },
+    may("delete") && hasLetters && { text: "Delete letters…", danger: true, act: () => guarded(() =>
+      remove(group, filters)) },
+  ].filter(Boolean);
 }
 
-function row(group) {
-  const { id, error_type: type, pattern, frame, message, count, last_at: last, first_at: first, muted } = group;
-  const touched = [...group.types, ...group.queues].join(", ");
-  const click = (event) => event.target.closest("button") || guarded(() => open(id));
-  return make(
-    "li", { on: { click } },
-    when(last), make("span", { className: "quiet", title: stamp(first) }, `first ${ago(first)}`),
-    make("b", {}, count.toLocaleString()), sparkline(group),
-    make("span", { className: "what", title: cut(message, 1000) }, make("code", {}, type), ` ${pattern}`, frame ? make("span", { className: "quiet" }, ` at ${frame}`) : ""),
-    make("span", { className: "quiet", title: touched }, muted ? `muted by ${muted.by} until ${stamp(muted.until)}` : touched),
-    make("span", {}, button("Replay", id), " ", button("Delete", id), " ", muteButton(id, muted)),
-  );
+const read = ({ groups, next_cursor: cursor }) => ({
+  rows: groups.map((group) => names.set(group.fingerprint, nameOf(group)) && ({ ...group, id: group.fingerprint,
+    version: JSON.stringify(group) })), cursor,
+});
+
+function Groups({ filters }) {
+  useDesk();
+  const list = useList("groups", KIND, () => query(filters), filters, read), { rows, chosen, reload, load } = list;
+  const groups = [...chosen.values()];
+  const draw = ({ row, isChosen, may: mayWrite }) =>
+    html`<${Line} ...${{ group: row, isChosen, mayWrite, list, filters }} />`;
+  const all = () => go("groups", { ...filters, within: "all", since: "", until: "" });
+  const over = (work) => () => guarded(() => work(groups, load));
+  const key = (right, work) => (row) => {
+    const group = rows.find(({ id }) => id === row?.dataset.id);
+    if (group?.count && may(right)) guarded(() => work(group, filters));
+  };
+  useTitle(counted(rows), "Groups");
+  useKeys({ p: key("replay", replay), r: key("replay", replay), d: key("delete", remove) });
+  return html`<div class="top"><h1 class="h">Groups</h1><span class="q">${counted(rows)}</span></div>
+    <${Filters} ...${{ view: "groups", filters, fields: FIELDS, search: SEARCH }}>
+      <${Choice} view="groups" filters=${filters} name="order" label="Order" options=${ORDERS} />
+      <${Window} view="groups" filters=${filters} /></${Filters}>
+    <${Tabs} view="groups" filters=${filters} name="state" label="Which groups" options=${STATES} />
+    <${Rows} list=${list} draw=${draw} may=${may("write")} className="groups wide" headClass="ghead wide" head=${HEAD}
+      id="groups" aria-label="Groups"
+      words=${nothing(filters)} showAll=${filters.within !== "all" && all} />
+    <${Bar} list=${list} what="groups">
+      ${may("write") && html`<button type="button" class="first" onClick=${over(resolve)}>Resolve in a mark…</button>
+        <button type="button" onClick=${over(mute)}>Mute…</button>`}</${Bar}>`;
 }
 
-function sparkline({ deaths: { since, step_seconds: step, counts } }) {
-  const most = Math.max(1, ...counts), until = Date.parse(since) + counts.length * step * 1000;
-  const bars = counts.map((count) => {
-    const bar = make("i");
-    bar.style.height = `${(100 * count) / most}%`;
-    return bar;
-  });
-  const label = `Deaths from ${stamp(since)} to ${stamp(until)}, at most ${most} a bar`;
-  return make("span", { className: "bars", role: "img", ariaLabel: label, title: label }, ...bars);
+function query({ state, ...filters }) {
+  return { ...queryOf(filters), ...(state && { state }), ...(state === "muted" && { muted: "true" }) };
 }
 
-function button(verb, id) {
-  const className = verb === "Delete" ? "danger" : "";
-  return make("button", { type: "button", className, disabled: !mayWrite(), data: { write: "" }, on: { click: () => guarded(() => act(verb, id)) } }, `${verb}…`);
+const ORDER = ["new", "came_back", "growing", "steady", "resolved", "muted"];
+const SAID = { came_back: "came back", growing: "grows", resolved: "mended" };
+const counted = (rows) => ORDER.map((state) => [state, rows.filter((group) => group.state === state).length])
+  .filter(([, n]) => n).map(([state, n]) => `${n} ${SAID[state] || state}`).join(", ");
+
+const nothing = ({ within, since, order, ...narrow }) => (Object.keys(narrow).length ? "No group matches these filters."
+  : within === "all" ? "There is no group: nothing has died, and nothing retries." : "No job has died in this time.");
+
+const HEAD = html`<span></span><span></span><span class="xl">where</span><span class="lo">in this time</span>
+  <span class="num">letters</span>
+  <span class="num lo">a minute</span><span class="num lo">retry now</span><span class="num lo">last</span><span>
+    </span>`;
+
+function Line({ group, isChosen, mayWrite, list, filters }) {
+  const { fingerprint, message, error_type: type, frame, types, deaths, first_at: first, last_at: last, retrying = 0,
+    per_minute: rate = 0 } = group;
+  const name = nameOf(group), example = worded(type, message) === name && frame ? `at ${frame}` : worded(type,
+    message), bad = isBad(group) ? "died" : "", href = addressOf("groups", windowFor("groups", filters), fingerprint);
+  return html`<li data-row data-id=${fingerprint}>
+    ${mayWrite ? html`<${Pick} ...${{ row: group, isChosen, list, label: cut(name, 80) }} />` : html`<span />`}
+    <div class="kind"><${State} ...${group} /><span class="q s one" title=${types.join(", ")}>${types.join(", ")}
+      </span></div>
+    <div class="what"><a class="msg" href=${href} title=${cut(name, 1000)}>${cut(name, 500)}</a>
+      <code class="ex one" title=${cut(message, 1000)}>${cut(example, 500)}</code></div>
+    <div class="xl s q one"><code>${frame}</code><small>${type}</small></div>
+    <div class="lo"><${Spark} counts=${deaths.counts} colour=${bad ? "died" : "died-2"} label=${label(deaths,
+      retrying)} /></div>
+    <div class="num main-n"><span class="big ${group.count ? bad : "zero"}">${count(group.count)}</span></div>
+    <div class="num lo"><span class="big ${rate ? bad : "zero"}">${rate ? rate.toLocaleString("en",
+      { maximumFractionDigits: 1 }) : 0}</span></div>
+    <div class="num lo"><span class="big ${retrying ? "retried" : "zero"}">${count(retrying)}</span></div>
+    <div class="num lo q s" title=${stamp(last)}>${when(last)}<small title=${stamp(first)}>first ${when(first, false)}
+      </small></div>
+    <${Menu} label=${cut(name, 80)} items=${() => [{ text: "Open", href }, ...deedsOf(group, filters, list.reload)]} />
+  </li>`;
 }
 
-// Replays or deletes the letters of a group, after telling how many they are now.
-async function act(verb, id) {
-  const { error_type: type, pattern } = groups.get(id);
-  await operations.askForAll(verb, filterOf(id), "", `${type}: ${pattern}`);
-}
-
-function muteButton(id, muted) {
-  const { error_type: type, pattern } = groups.get(id), path = pathOf(KIND, id, "mute");
-  const click = () => guarded(async () => {
-    if (muted) await call("DELETE", path);
-    else if (!await question(`${type}: ${pattern}\nFor seven days, or until it has twice as many deaths. Its letters stay as they are.`, MUTE, (body) => call("POST", path, { body }))) return;
-    await load();
-  });
-  return make("button", { type: "button", disabled: !mayWrite(), data: { write: "" }, on: { click } }, muted ? "Unmute" : "Mute…");
+function label({ since, step_seconds: step, counts }, retrying) {
+  const until = Date.parse(since) + counts.length * step * 1000, deaths = counts.reduce((sum, n) => sum + n, 0);
+  return `${many(deaths, "death")} from ${stamp(since)} to ${stamp(until)}, ${count(retrying)} retrying`;
 }

@@ -1,147 +1,168 @@
-// Bulk operations. Each goes on by itself; the page watches, stops and resumes them.
+// Bulk operations. Each goes on by itself in the server; the page watches, stops and resumes them, sends the rest
+// after a probe, and takes a deletion back.
 
-import { call, mayWrite, pathOf } from "./api.js";
-import { addressOf } from "./place.js";
-import { byId, deed, guarded, make, question, tell, trouble } from "./view.js";
+import { ask, typed } from "./ask.js";
+import { doneOf, verbOf } from "./deeds.js";
+import {
+  addressOf, call, count, cut, guarded, html, may, pathOf, Sign, span, told, trouble, useDesk, useEffect, useLive,
+  useRef, useState, when,
+} from "./ui.js";
 
-const KIND = "operations";
-const ACTION = { Replay: "retry", Delete: "purge", Run: "run", Move: "move", Cancel: "cancel" };
-const VERB = Object.fromEntries(Object.entries(ACTION).map(([verb, action]) => [action, verb]));
-// An operation that stopped or failed is offered to be resumed for so long.
-const RECENT = 600_000;
-const WATCH = 1_000;
-// So many job types are named in a question.
-const TYPES = 12;
+const KIND = "operations", WATCH = 1_000;
+// An operation that stopped or failed is offered to be resumed for so long; a deletion can be undone for an hour.
+const RECENT = 600_000, HOUR = 3_600_000;
 // The operations whose end is news.
-const watched = new Set();
-// The operations whose letters that died again are shown.
-const opened = new Map();
-let changed = () => {}, timer;
+const watched = new Set(), listeners = new Set();
+// The probes that were begun here: their end is a question.
+const probes = new Set();
+const RIGHTS = { retry: "replay", purge: "delete" };
+const mayDo = (action) => may(RIGHTS[action] || "write");
+// What is done when one has ended; and what groups are called, by their fingerprints, as far as they were seen.
+const ends = new Set();
+export const names = new Map();
+let all = [], timer;
 
-export function whenEnded(work) {
-  changed = work;
+// Does this whenever an operation has ended: the lists are not what they were.
+export function useEnded(work) {
+  const latest = useRef(work);
+  latest.current = work;
+  useEffect(() => {
+    const end = () => latest.current();
+    ends.add(end);
+    return () => ends.delete(end);
+  }, []);
 }
 
-export async function begin(verb, choice) {
-  const { id } = await call("POST", KIND, { body: { action: ACTION[verb], confirm: true, ...choice } });
-  watched.add(id);
+export async function begin(body) {
+  const operation = await call("POST", KIND, { body: { confirm: true, ...body } });
+  watched.add(operation.id);
+  if (body.limit) probes.add(operation.id);
   await load();
-}
-
-// A server refuses to begin without consent, and tells how many it would be, of which types, and until when.
-async function preview(verb, filter) {
-  try {
-    // The time of a move is asked for afterwards.
-    const at = verb === "Move" ? { at: new Date().toISOString() } : {};
-    return await call("POST", KIND, { body: { action: ACTION[verb], filter, ...at } });
-  } catch (error) {
-    if (error.details?.matched !== undefined) return error.details;
-    throw error;
-  }
-}
-
-// Does something with all of a filter, after telling what they are. What comes after the question is not among them.
-export async function askForAll(verb, filter, all, title = "") {
-  byId("told").textContent = "Counting what matches…";
-  const { matched, by_type: types, filter: now } = await preview(verb, filter).finally(() => tell(""));
-  const keep = verb === "Delete" && `To keep them first: ojs-bridge dead-letters export ${wordsOf(now)}FILE`;
-  const told = [title, types && typesOf(types), filtersOf(filter) || all, keep].filter(Boolean).join("\n");
-  const work = (reason) => begin(verb, { filter: now, ...reason });
-  return question(told, { ...deed(verb, matched), done: "" }, work);
-}
-
-// The largest numbers of job types, in words.
-export function typesOf(counts) {
-  const types = Object.entries(counts).sort(([, a], [, b]) => b - a), more = types.slice(TYPES);
-  const rest = more.reduce((sum, [, count]) => sum + count, 0);
-  return [
-    ...types.slice(0, TYPES).map(([type, count]) => `${count.toLocaleString()} × ${type}`),
-    ...(rest ? [`${rest.toLocaleString()} of ${more.length.toLocaleString()} other types`] : []),
-  ].join("\n");
-}
-
-const TIMES = ["since", "until"];
-
-function filtersOf(filter) {
-  const told = ([name, value]) => `${name}: ${TIMES.includes(name) ? new Date(value).toLocaleString("sv") : value}`;
-  return Object.entries(filter).map(told).join("\n");
-}
-
-// A filter as options of the command line, each with a space after it.
-function wordsOf(filter) {
-  const quoted = (value) => `'${String(value).replaceAll("'", "'\\''")}'`;
-  const given = Object.entries(filter || {}).filter(([, value]) => value);
-  return given.map(([name, value]) => `--${name.replace("_", "-")} ${quoted(value)} `).join("");
+  return operation;
 }
 
 export async function load() {
   clearTimeout(timer);
   const { operations } = await call("GET", KIND, { query: { limit: 20 } });
-  const goOn = operations.filter(({ state }) => state === "running" || state === "stopping");
-  const ended = operations.filter((one) => !goOn.includes(one) && watched.delete(one.id));
+  const goOn = operations.filter(isOn), ended = operations.filter((one) => !goOn.includes(one) &&
+    watched.delete(one.id));
   for (const { id } of goOn) watched.add(id);
-  byId("operations").replaceChildren(...operations.filter(isShown).map(row));
+  all = operations.filter(isShown);
+  for (const draw of listeners) draw(all);
   if (goOn.length) timer = setTimeout(() => load().catch(trouble), WATCH);
   for (const operation of ended) news(operation);
-  if (ended.length) await changed();
+  if (ended.length) await Promise.all([...ends].map((end) => end()));
+  const probe = all.find((one) => probes.has(one.id) && isLeft(one) && !goesOn(one));
+  if (!probe || document.querySelector("dialog[open]")) return;
+  probes.delete(probe.id);
+  askRest(probe);
 }
 
+const isLeft = (one) => !isOn(one) && one.rest > 0 && !one.rest_operation;
+
+const isOn = ({ state }) => state === "running" || state === "stopping";
+const goesOn = ({ jobs }) => Boolean(jobs && jobs.waiting + jobs.running);
+
 // A replay that is done is shown while its jobs go on, for an hour at most.
-function isShown({ state, updated_at: at, jobs }) {
-  const age = Date.now() - Date.parse(at), goesOn = Boolean(jobs && jobs.waiting + jobs.running);
-  if (state === "done") return jobs !== null && age < (goesOn ? 6 * RECENT : RECENT);
-  return !["stopped", "failed"].includes(state) || age < RECENT;
+function isShown(one) {
+  const { action, state, updated_at: at, jobs } = one, age = Date.now() - Date.parse(at);
+  if (isOn(one)) return true;
+  if (isLeft(one) || one.undo_until) return age < HOUR;
+  if (state === "done") return Boolean(jobs) && age < (goesOn(one) ? HOUR : RECENT);
+  return age < RECENT || action === "retry";
 }
 
 function news({ action, state, matched, succeeded, failed, errors, why }) {
   const stayed = failed ? `${failed} of ${matched} failed. ${errors[0]?.error || ""}` : "";
-  tell(state === "failed" ? "" : deed(VERB[action], succeeded).done, [why, stayed].filter(Boolean).join(". "));
+  told(state === "failed" ? "" : doneOf(action, succeeded), [why, stayed].filter(Boolean).join(". "));
 }
 
-function row(operation) {
-  const { id, action, state, succeeded, total, matched, why, jobs } = operation;
-  const isOn = state === "running" || state === "stopping", canGoOn = !isOn && state !== "done";
-  const bar = make("progress", { ariaLabel: `Progress of ${id}`, ...(total && { max: total, value: matched }) });
-  const number = `${succeeded.toLocaleString()}${total === null ? "" : ` of ${total.toLocaleString()}`}`;
-  const name = make("span", { title: id }, `${VERB[action]} ${choice(operation)}: `, make("b", {}, state), ` ${number}${jobs ? " sent" : ""}`);
-  return make(
-    "li", {}, name, isOn ? bar : make("span", { className: "quiet" }, why), ...became(id, jobs),
-    ...(mayWrite() && state === "running" ? [act("Stop", "DELETE", pathOf(KIND, id))] : []),
-    ...(mayWrite() && canGoOn ? [act("Resume", "POST", pathOf(KIND, id, "resume"))] : []),
-  );
+// Those that run, or have just ended; nothing where there are none.
+export function Operations() {
+  const [shown, set] = useState(all);
+  useDesk();
+  useLive(load, []);
+  useEffect(() => {
+    listeners.add(set);
+    return () => listeners.delete(set);
+  }, []);
+  return shown.length > 0 && html`<section class="operations" aria-label="Bulk operations">
+    <ol id="operations" class="cards">
+    ${shown.map((one) => html`<${Row} key=${one.id} ...${one} />`)}</ol></section>`;
+}
+
+function Row(operation) {
+  const { id, action, state, succeeded, total, matched, why, jobs, rest } = operation, isRunning = isOn(operation);
+  const number = `${count(succeeded)}${total === null ? "" : ` of ${count(total)}`}`;
+  const post = (name) => () => guarded(async () => { await call("POST", pathOf(KIND, id, name), { body: {} });
+    await load(); });
+  const stop = () => guarded(async () => { await call("DELETE", pathOf(KIND, id)); await load(); });
+  return html`<li title=${id}>
+    <div class="l"><span><${What} ...${operation} />: <b>${state}</b> ${number}${jobs ? " sent" : ""}</span>
+      <span class="acts">
+        ${mayDo(action) && state === "running" && html`<button type="button" onClick=${stop}>Stop</button>`}
+        ${mayDo(action) && !isRunning && state !== "done" &&
+          html`<button type="button" onClick=${post("resume")}>Resume</button>`}
+        ${mayDo(action) && isLeft(operation) && html`<button type="button" class="first"
+          onClick=${() => askRest(operation)}>Send the other ${count(rest)}…</button>`}
+        ${mayDo(action) && operation.undo_until && html`<button type="button" onClick=${post("undo")}>Undo</button>`}
+      </span></div>
+    ${isRunning ? html`<progress aria-label="Progress of ${id}" max=${total || 1} value=${total ? matched : undefined}
+      />` : why && html`<span class="q s">${why}</span>`}
+    <${Became} id=${id} jobs=${jobs} />
+  </li>`;
 }
 
 // What became of the jobs of a replay, with the letters of those that died again.
-function became(id, jobs) {
-  if (!jobs?.sent) return [];
+function Became({ id, jobs }) {
+  const [letters, setLetters] = useState(null);
+  if (!jobs?.sent) return null;
   const { succeeded, running, waiting, discarded, died_again: died } = jobs;
-  const told = [
-    [succeeded, "succeeded"], [running, "running or waiting for a retry"], [waiting, "not begun"], [discarded, "discarded"],
-  ].filter(([count]) => count).map(([count, what]) => `${count.toLocaleString()} ${what}`).join(", ");
-  const click = () => guarded(async () => {
-    if (!opened.delete(id)) opened.set(id, await lettersOf(id));
-    await load();
+  const told = [[succeeded, "succeeded"], [running, "running or waiting for a retry"], [waiting, "not begun"],
+    [discarded, "discarded"]];
+  const words = told.filter(([n]) => n).map(([n, what]) => `${count(n)} ${what}`).join(", ");
+  const open = () => guarded(async () =>
+    setLetters(letters ? null : (await call("GET", pathOf(KIND, id, "dead-letters"))).jobs));
+  return html`<div class="row"><span class="q s">${words}</span>
+    ${died > 0 && html`<button type="button" class="bare died" aria-expanded=${Boolean(letters)}
+      onClick=${open}>${count(died)} died again</button>`}
+    ${letters?.map((job) =>
+      html`<a class="s" href=${addressOf("letters", {}, job.id)} title=${job.id}>${job.error_type} ${job.type}</a>`)}
+      </div>`;
+}
+
+// What it is about, in words: a group by its error, and never by its hash.
+function What({ action, kind, ids, limit, newest }) {
+  const { until, group, since, ...filters } = kind, given = Object.entries(filters).map(([name, value]) =>
+    `${name} ${value}`);
+  const link = group && html`<a href=${addressOf("groups", { since, until }, group)}>${cut(names.get(group) ||
+    "one group", 80)}</a>`;
+  const words = [...given, since && `since ${when(since, false)}`].filter(Boolean).join(", ");
+  if (limit) return html`Probe of the ${newest ? "newest" : "oldest"} ${limit}${link && " of "}${link}${words &&
+    `, ${words}`}`;
+  if (ids !== null) return `${verbOf(action)} ${ids} selected`;
+  return html`${verbOf(action)} ${link || words || "all"}${link && words && `, ${words}`}`;
+}
+
+// After a probe: what became of it, and whether the rest should go, as the probe went. It ends nothing to say no.
+function askRest({ id, kind, rest, rate, stop_if_failing: stop, jobs }) {
+  const open = jobs.running + jobs.waiting, died = jobs.died_again, isWell = !open && !died && jobs.succeeded > 0;
+  const Body = () => html`<div class="tried">
+      <div><b>${count(jobs.sent)}</b><span class="q s">sent</span></div>
+      <div class="succeeded"><b><${Sign} name="succeeded" /> ${count(jobs.succeeded)}</b><span class="s">succeeded
+        </span></div>
+      <div><b class=${died ? "died" : "zero"}>${count(died)}</b><span class="q s">died again${open ?
+        `, ${count(open)} not ended` : ""}</span></div>
+    </div><p class="s q">${rate ? `At most ${rate} a second: ${span(rest / rate)}. ` : ""}${stop === null ?
+      "" : `It stops when ${Math.round(100 * stop)} % of those that ended died again.`}</p>`;
+  const send = `Send the other ${count(rest)}`;
+  return ask({
+    title: isWell ? `The probe went well. ${send}` : send, yes: `Send ${count(rest)}`, no: "Not now", Body,
+      note: "Until then they stay letters.",
+    quote: { message: names.get(kind.group) },
+    work: async (values) => {
+      watched.add((await call("POST", pathOf(KIND, id, "rest"), { body: typed(values) })).id);
+      await load();
+    },
   });
-  const button = make("button", { type: "button", ariaExpanded: opened.has(id), on: { click } }, `${died.toLocaleString()} died again`);
-  return [make("span", { className: "quiet" }, told), ...(died ? [button] : []), ...(opened.has(id) ? [opened.get(id)] : [])];
-}
-
-async function lettersOf(id) {
-  const { jobs } = await call("GET", pathOf(KIND, id, "dead-letters"));
-  const link = (job) => make("a", { href: addressOf("letters", {}, job.id), title: job.error_type }, job.id);
-  return make("span", { className: "died" }, ...jobs.flatMap((job) => [link(job), " "]));
-}
-
-function choice({ kind, ids }) {
-  if (ids !== null) return `${ids} selected`;
-  const { until, ...filters } = kind;
-  return Object.entries(filters).map(([name, value]) => `${name} ${value}`).join(", ") || "all";
-}
-
-function act(name, method, path) {
-  const click = () => guarded(async () => {
-    await call(method, path, method === "POST" ? { body: {} } : {});
-    await load();
-  });
-  return make("button", { type: "button", on: { click } }, name);
 }

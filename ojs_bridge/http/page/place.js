@@ -1,50 +1,100 @@
-// Where the reader is: the view, the filters and the open letter stand in the address, to be kept and shared.
+// Where the reader is: the view, the one thing that is open, the filters and the time stand in the address.
 
-const VIEWS = ["letters", "groups", "waiting", "rates", "audit"];
+import { useEffect, useReducer } from "./base.js";
+
+export const HOUR = "3600";
+export const TIMES = {
+  [HOUR]: "Last hour", 10800: "Last 3 hours", 86400: "Last day", 604800: "Last week", 2592000: "Last 30 days",
+  all: "All of time",
+};
+const WINDOW = ["within", "since", "until"];
+const views = {};
+
+// A view tells its filters: a name, and the values it may have, or null for any. `times` are the windows it offers.
+export function offer(name, { filters = {}, times = null, hasOne = false }) {
+  const window = times ? { within: Object.keys(times), since: null, until: null } : {};
+  views[name] = { filters: { ...filters, ...window }, times, hasOne };
+}
 
 // `wrong` says what the address has that no view takes: what is left out of a filter would widen it.
 export function read() {
-  const [, view, query] = location.hash.match(/^#?([^?]*)\??(.*)$/s), asked = new URLSearchParams(query);
-  const { open = "", ...filters } = Object.fromEntries(asked);
-  return { view: VIEWS.includes(view) ? view : VIEWS[0], filters, open, wrong: wrongIn(view, asked) };
+  const [, path, query] = location.hash.match(/^#?([^?]*)\??(.*)$/s), asked = new URLSearchParams(query);
+  const [view = "", ...rest] = path.split("/");
+  const { open, ...filters } = Object.fromEntries(asked);
+  const id = decoded(rest.join("/")) || open || "";
+  const known = Object.hasOwn(views, view) ? view : Object.keys(views)[0];
+  return { view: known, id, filters, wrong: wrongIn(view, id, filters, [...asked.keys()]) };
 }
 
-function wrongIn(view, asked) {
-  if (view && !VIEWS.includes(view)) return `there is no view "${view}"`;
-  const names = [...asked.keys()], twice = names.find((name, n) => names.indexOf(name) < n);
-  if (twice) return `"${twice}" stands there twice`;
-  const before = [...new URLSearchParams(location.search).keys()].find((name) => document.getElementsByName(name).length);
-  return before ? `"${before}" must stand after the #` : "";
-}
-
-// Sets the filters of a form as an address has them; returns what it cannot take.
-export function fill(form, filters) {
-  for (const field of form.querySelectorAll("[name]")) {
-    field.value = filters[field.name] ?? field.dataset.usual ?? "";
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
   }
-  const wrong = Object.keys(filters).find((name) => form.elements[name]?.value !== filters[name]);
-  if (wrong) return `the filter "${wrong}" cannot be "${filters[wrong]}" here`;
-  return filters.within && filters.since ? '"within" and "since" do not go together' : "";
 }
 
-// Nothing is shown or changed by a part of an address.
-export const refusal = (wrong) => new Error(`This address is not understood, and nothing is shown: ${wrong}.`);
-
-export function keepFilters(filters) {
-  const { view, open } = read();
-  history.replaceState(null, "", addressOf(view, filters, open));
+function wrongIn(view, id, filters, names) {
+  if (view && !Object.hasOwn(views, view)) return `there is no view "${view}"`;
+  const { filters: taken, hasOne } = views[view] || Object.values(views)[0];
+  const twice = names.find((name, n) => names.indexOf(name) < n);
+  if (twice) return `"${twice}" stands there twice`;
+  if (id && !hasOne) return 'nothing here can be "open"';
+  const all = new Set(["open", ...Object.values(views).flatMap((one) => Object.keys(one.filters))]);
+  const before = [...new URLSearchParams(location.search).keys()].find((name) => all.has(name));
+  if (before) return `"${before}" must stand after the #`;
+  const bad = Object.entries(filters).find(([name, value]) => !isTaken(taken, name, value));
+  if (bad) return `the filter "${bad[0]}" cannot be "${bad[1]}" here`;
+  if (filters.within && filters.since) return '"within" and "since" do not go together';
+  return filters.until && !filters.since ? '"until" goes with "since"' : "";
 }
 
-// An open letter is a step of its own, so that going back closes it.
-export function keepOpen(id) {
-  const now = read();
-  if (now.open === id) return;
-  const to = addressOf(now.view, now.filters, id);
-  if (id) history.pushState(null, "", to);
-  else history.replaceState(null, "", to);
+function isTaken(taken, name, value) {
+  if (!Object.hasOwn(taken, name)) return false;
+  if (name === "since" || name === "until") return !Number.isNaN(Date.parse(value));
+  return taken[name] === null || taken[name].includes(value);
 }
 
-export function addressOf(view, filters, open) {
-  const query = new URLSearchParams({ ...filters, ...(open && { open }) }).toString();
-  return `#${view}${query && `?${query}`}`;
+export function addressOf(view, filters = {}, id = "") {
+  const given = Object.entries(filters).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  const query = new URLSearchParams(given).toString();
+  return `#${view}${id && `/${encodeURIComponent(id)}`}${query && `?${query}`}`;
 }
+
+// Goes there: a step of its own, so that going back leaves it. `replace` makes it the same step, as typing does.
+export function go(view, filters, id = "", replace = false) {
+  const to = addressOf(view, filters, id);
+  if (to === location.hash) return;
+  history[replace ? "replaceState" : "pushState"](null, "", to);
+  dispatchEvent(new Event("hashchange"));
+}
+
+export function usePlace() {
+  const [, again] = useReducer((n) => n + 1, 0);
+  useEffect(() => {
+    addEventListener("hashchange", again);
+    addEventListener("popstate", again);
+    return () => {
+      removeEventListener("hashchange", again);
+      removeEventListener("popstate", again);
+    };
+  }, []);
+  return read();
+}
+
+// The time that filters choose, for the API: the last hour, unless they say another.
+export function windowOf({ within = HOUR, since, until }) {
+  if (since) return { since, ...(until && { until }) };
+  return within === "all" ? {} : { since: new Date(Date.now() - within * 1000).toISOString() };
+}
+
+// The filters without their time, and only their time, to go along from view to view.
+export const withoutWindow = (filters) => Object.fromEntries(
+  Object.entries(filters).filter(([name]) => !WINDOW.includes(name)),
+);
+export function windowFor(view, filters) {
+  const taken = views[view]?.filters || {};
+  return Object.fromEntries(WINDOW.filter((name) => filters[name] && isTaken(taken, name, filters[name]))
+    .map((name) => [name, filters[name]]));
+}
+export const timesOf = (view) => views[view].times;

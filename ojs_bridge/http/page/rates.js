@@ -1,182 +1,131 @@
-// How many runs came to which outcome over time, as charts, with marks for deploys and replays.
+// How many runs came to which outcome over time, with marks for deploys and replays; by job type, each in its colour.
 
-import { call } from "./api.js";
-import { fill as fillForm, keepFilters, read, refusal } from "./place.js";
-import { byId, cut, guarded, make, stamp } from "./view.js";
+import { colourFor, OTHER } from "./colours.js";
+import { Filters } from "./rows.js";
+import {
+  Bars, call, count, cut, Dot, go, html, many, span, TIMES, useLive, useTitle, Window, windowOf, withoutWindow,
+} from "./ui.js";
 
-const DAY = 86_400_000, COLOURS = 5;
-const CHARTS = [
-  { title: "Succeeded", of: ["completed"] },
-  { title: "Retries", of: ["retried"] },
-  { title: "Deaths", of: ["dead_lettered", "discarded"] },
-  { title: "Exhausted", of: ["exhausted"] },
-  { title: "Lost with their worker", of: ["lost"] },
-];
-const COLUMNS = { succeeded: ["completed"], retries: ["retried"], deaths: ["dead_lettered", "discarded"], lost: ["lost"] };
+const { all, 2592000: month, ...short } = TIMES;
+export const times = { ...short, 1209600: "Last 14 days" };
+export const filters = { type: null, queue: null };
+
+const SHOWN = 7, DAY = 86_400_000;
 const RUNS = ["completed", "retried", "snoozed", "dead_lettered", "discarded"];
-const form = byId("rates-filters");
-// The time that a click on a bar has chosen.
-const state = { zoom: {}, told: "", wrong: "" };
+const DEATHS = ["dead_lettered", "discarded"];
+const SEARCH = { name: "type", label: "Job type, or prefix.*" }, FIELDS = [{ name: "queue", label: "Queue" }];
+const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
+const total = (outcomes, names) => sum(names.flatMap((name) => outcomes[name] || []));
+const percent = (share) => `${Math.round(100 * share)} %`;
 
-const typed = () => Object.fromEntries([...new FormData(form)].filter(([, value]) => value));
-
-export function fill({ since, until, ...filters }, wrong = "") {
-  state.zoom = since ? { since, until } : {};
-  const alone = until && !since ? '"until" goes with "since"' : "", both = since && filters.within;
-  state.wrong = wrong || alone || (both ? '"within" and "since" do not go together' : fillForm(form, filters));
-}
-
-export async function load() {
-  const { within, ...where } = typed();
-  if (state.wrong) {
-    for (const id of ["rates", "rates-types"]) byId(id).replaceChildren();
-    state.told = "";
-    throw refusal(state.wrong);
-  }
-  if (read().view === "rates") keepFilters({ ...where, ...(state.zoom.since ? state.zoom : { within }) });
-  const span = state.zoom.since ? state.zoom : { since: new Date(Date.now() - within * 1000).toISOString() };
+async function load(filters) {
+  const where = { ...withoutWindow(filters), ...windowOf(filters) };
   const [rates, { marks }, { operations }] = await Promise.all([
-    call("GET", "rates", { query: { ...where, ...span } }),
-    call("GET", "marks", { query: { since: span.since, limit: 100 } }),
+    call("GET", "rates", { query: where }),
+    call("GET", "marks", { query: { since: where.since, limit: 100 } }),
     call("GET", "operations", { query: { limit: 100 } }),
   ]);
   const replays = operations.filter(({ action }) => action === "retry");
-  const told = JSON.stringify([rates, marks, replays]);
-  if (told === state.told) return;
-  state.told = told;
-  draw(rates, [
-    ...marks.map(({ at, text, by }) => ({ at: Date.parse(at), text: `${text}, by ${by}` })),
-    ...replays.map((one) => ({ at: Date.parse(one.began_at), text: `replay: ${one.succeeded} jobs` })),
-  ]);
+  const named = [
+    ...marks.map(({ at, text }) => ({ time: at, text })),
+    ...replays.map((one) => ({ time: one.began_at, text: `replay of ${count(one.succeeded)}` })),
+  ];
+  const end = Date.parse(rates.since) + rates.seconds.completed.p50.length * rates.step_seconds * 1000;
+  const isSeen = ({ time }) => Date.parse(time) >= Date.parse(rates.since) && Date.parse(time) < end;
+  return { rates, marks: named.filter(isSeen).sort((a, b) => Date.parse(a.time) - Date.parse(b.time)) };
 }
 
-export const refresh = async () => state.wrong || load();
-export const loadMore = async () => null;
-export const isFree = () => !byId("rates").matches(":hover");
+export function View({ filters }) {
+  const { data } = useLive(() => load(filters), [JSON.stringify(filters)]);
+  useTitle(filters.type, "Rates");
+  return html`<div class="top"><h1 class="h">Rates</h1></div>
+    <${Filters} view="rates" filters=${filters} fields=${FIELDS} search=${SEARCH}>
+      <${Window} view="rates" filters=${filters} /><//>
+    ${data ? html`<${Charts} ...${data} filters=${filters} />` : html`<p class="end q">Loading…</p>`}`;
+}
 
-const sum = (numbers) => numbers.reduce((all, number) => all + number, 0);
-const total = (outcomes, names) => sum(names.flatMap((name) => outcomes[name] || []));
-
-function draw(rates, marks) {
+function Charts({ rates, marks, filters }) {
   const types = Object.entries(rates.by_type).sort(([, a], [, b]) => total(b, RUNS) - total(a, RUNS));
-  const since = Date.parse(rates.since), step = rates.step_seconds * 1000;
-  const steps = rates.seconds.completed.p50.length;
-  const time = { since, step, steps, marks: marks.filter(({ at }) => at >= since && at < since + steps * step) };
-  byId("rates").replaceChildren(
-    ...CHARTS.map(({ title, of }) => chart(title, time, stacked(types, of, steps), number, sum)),
-    chart("Share of retries", time, ratio(types, steps), (share) => `${Math.round(100 * share)} %`, null),
-    chart("Time to success after a failure, median", time, single(rates.seconds.recovered.p50), seconds, null),
-    chart("Run of a success, 95 %", time, single(rates.seconds.completed.p95), seconds, null),
-    chart("After a replay: succeeded, died again", time, replayed(types, steps), number, sum),
-  );
-  byId("rates-types").replaceChildren(...types.map(typeRow));
-  byId("rates-end").textContent = types.length ? "" : "No run was counted in this time.";
-  byId("rates-out").hidden = !state.zoom.since;
+  if (!types.length) return html`<p class="nothing">No run was counted in this time.</p>`;
+  const { since, step_seconds: step, seconds } = rates, steps = seconds.completed.p50.length;
+  const rest = withoutWindow(filters);
+  const zoom = (from, to) => go("rates", { ...rest, since: from, until: to });
+  const onBar = (from, to) => zoom(...around(from, to, step));
+  const chart = { since, step, marks, unit: `in ${span(step)}`, onZoom: zoom, onBar };
+  const lines = { ...chart, line: true, unit: "", shown: span };
+  const toLetters = (from, to) => go("letters", { ...rest, since: from, until: to });
+  return html`<div class="rates">
+      <${Bars} title="Succeeded" ...${chart} series=${stacked(types, ["completed"], steps)} />
+      <${Bars} title="Deaths" ...${chart} series=${stacked(types, DEATHS, steps)} onBar=${toLetters} />
+      <${Bars} title="Retries" ...${chart} series=${stacked(types, ["retried"], steps)} />
+      <${Bars} title="Share of retries" ...${lines} shown=${percent} series=${[{ label: "retries of all runs",
+        colour: "retried-fill", values: ratio(types, steps) }]} />
+      <${Bars} title="Run of a success" ...${lines} series=${quantiles(seconds.completed)} />
+      <${Bars} title="Time to success after a failure" ...${lines} series=${quantiles(seconds.recovered)} />
+      ${has(types, ["replay_completed", "replay_died"]) && html`<${Bars} title="After a replay" ...${chart}
+        series=${replayed(types, steps)} />`}
+      ${has(types, ["lost"]) && html`<${Bars} title="Lost with their worker" ...${chart}
+        series=${stacked(types, ["lost"], steps)} />`}
+    </div>
+    <${Table} types=${types} seconds=${rates.seconds_by_type || {}} filters=${filters} />`;
 }
 
-// A chart's bars: each has its parts, from the bottom up, with the names of their colours.
-const bars = (steps, partsAt) => Array.from({ length: steps }, (_, n) => partsAt(n));
+const has = (types, names) => types.some(([, outcomes]) => total(outcomes, names));
+
+// What a click on a bar opens: the minutes of its hour, where the store still has them; else the day around it.
+function around(from, to, step) {
+  const begin = Date.parse(from), middle = (begin + Date.parse(to)) / 2;
+  if (Date.now() - begin < 23 * DAY / 24) return step > 60 ? [from, to] : [begin - 300_000, begin + 360_000].map(iso);
+  return [middle - DAY / 2, middle + DAY / 2].map(iso);
+}
+const iso = (time) => new Date(time).toISOString();
 
 function stacked(types, names, steps) {
   const at = (outcomes, n) => sum(names.map((name) => outcomes[name]?.[n] || 0));
-  return bars(steps, (n) => [
-    ...types.slice(0, COLOURS).map(([, outcomes], place) => ({ value: at(outcomes, n), colour: `c${place}` })),
-    { value: sum(types.slice(COLOURS).map(([, outcomes]) => at(outcomes, n))), colour: "other" },
-  ]);
+  const values = (some) => Array.from({ length: steps }, (_, n) => sum(some.map(([, outcomes]) => at(outcomes, n))));
+  const own = types.slice(0, SHOWN).filter(([, outcomes]) => total(outcomes, names));
+  const others = types.slice(SHOWN).filter(([, outcomes]) => total(outcomes, names));
+  const series = own.map((one) => ({ label: cut(one[0], 40), colour: colourFor(one[0]), values: values([one]) }));
+  if (others.length) series.push({ label: many(others.length, "other"), colour: OTHER, values: values(others) });
+  return series.length ? series : [{ label: "none", colour: OTHER, values: values([]) }];
 }
+
+const quantiles = ({ p50, p95 }) => [
+  { label: "p50", colour: "type-1", values: p50 }, { label: "p95", colour: "type-5", values: p95 },
+];
 
 function ratio(types, steps) {
   const at = (names, n) => sum(types.flatMap(([, outcomes]) => names.map((name) => outcomes[name]?.[n] || 0)));
-  return bars(steps, (n) => [{ value: at(["retried"], n) / (at(RUNS, n) || 1), colour: "c0" }]);
+  return Array.from({ length: steps }, (_, n) => at(["retried"], n) / (at(RUNS, n) || 1));
 }
-
-const single = (values) => values.map((value) => [{ value: value || 0, colour: "c0" }]);
 
 function replayed(types, steps) {
   const at = (name, n) => sum(types.map(([, outcomes]) => outcomes[name]?.[n] || 0));
-  return bars(steps, (n) => [
-    { value: at("replay_completed", n), colour: "c0" }, { value: at("replay_died", n), colour: "bad" },
-  ]);
+  const of = (name) => Array.from({ length: steps }, (_, n) => at(name, n));
+  return [
+    { label: "succeeded", colour: "succeeded-fill", values: of("replay_completed") },
+    { label: "died again", colour: "died-fill", values: of("replay_died") },
+  ];
 }
 
-const number = (value) => value.toLocaleString();
+const COLUMNS = ["succeeded", "retries", "deaths", "lost", "share of retries", "p50", "p95"];
 
-function seconds(value) {
-  const [size, unit] = [[3600, "h"], [60, "min"], [1, "s"]].find(([size]) => value >= size) || [0.001, "ms"];
-  return `${(value / size).toLocaleString(undefined, { maximumFractionDigits: 1 })} ${unit}`;
+function Table({ types, seconds, filters }) {
+  return html`<div class="scrolls"><table class="types"><thead><tr><th scope="col">job type</th>
+    ${COLUMNS.map((name) => html`<th scope="col" class="num">${name}</th>`)}</tr></thead>
+    <tbody>${types.map((one) => html`<${Type} key=${one[0]} one=${one} filters=${filters}
+      seconds=${seconds[one[0]]} />`)}</tbody>
+  </table></div>`;
 }
 
-// The caption tells all of the time, or what the pointer is at.
-function chart(title, time, drawn, shown, adding) {
-  const heights = drawn.map((parts) => sum(parts.map(({ value }) => value)));
-  const most = Math.max(...heights), all = adding ? shown(adding(heights)) : `at most ${shown(most)}`;
-  const value = make("b", {}, all);
-  const start = (n) => time.since + n * time.step;
-  const columns = drawn.map((parts, n) => make("i", { data: { n } }, ...parts.map(({ value: part, colour }) => {
-    const box = make("s", { className: colour });
-    box.style.height = `${most ? (100 * part) / most : 0}%`;
-    return box;
-  })));
-  const lines = time.marks.map(({ at, text }) => {
-    const line = make("u", { title: `${stamp(at)} ${cut(text, 200)}` });
-    line.style.left = `${(100 * (at - time.since)) / (time.steps * time.step)}%`;
-    return line;
-  });
-  const marked = (n) =>
-    time.marks.filter(({ at }) => at >= start(n) && at < start(n + 1)).map(({ text }) => `; ${cut(text, 80)}`).join("");
-  const pointed = (event) => event.target.closest("i")?.dataset.n;
-  const box = make("div", {
-    className: "bars", role: "img", ariaLabel: `${title}: ${all} since ${stamp(time.since)}`,
-    on: {
-      pointermove: (event) => {
-        const n = pointed(event);
-        if (n !== undefined) value.textContent = `${shown(heights[n])} from ${stamp(start(+n))}${marked(+n)}`;
-      },
-      pointerleave: () => { value.textContent = all; },
-      click: (event) => pointed(event) !== undefined && zoom(start(+pointed(event)), time.step),
-    },
-  }, ...columns, ...lines);
-  const axis = [0, time.steps / 2, time.steps].map((n) => make("span", {}, stamp(start(n))));
-  return make(
-    "figure", {}, make("figcaption", {}, `${title}: `, value), box,
-    make("div", { className: "axis", ariaHidden: "true" }, ...axis),
-  );
-}
-
-// The minutes of an hour, where the store still has them; else the day around it.
-function zoom(at, step) {
-  if (step === 60_000) return;
-  const [from, to] = Date.now() - at < 23 * DAY / 24 ? [at, at + step] : [at - DAY / 2, at + DAY / 2];
-  state.zoom = { since: new Date(from).toISOString(), until: new Date(to).toISOString() };
-  guarded(load);
-}
-
-function typeRow([type, outcomes], place) {
-  const choose = () => {
-    form.elements.type.value = form.elements.type.value === type ? "" : type;
-    state.wrong = "";
-    guarded(load);
-  };
-  const dot = make("s", { className: place < COLOURS ? `c${place}` : "other" });
-  const name = make("button", { type: "button", on: { click: choose } }, dot, type);
-  const counts = Object.values(COLUMNS).map((names) => make("td", {}, number(total(outcomes, names))));
+function Type({ one: [type, outcomes], filters, seconds = {} }) {
+  const choose = () => go("rates", { ...filters, type: filters.type === type ? "" : type });
+  const counts = [["completed"], ["retried"], DEATHS, ["lost"]].map((names) => total(outcomes, names));
   const share = total(outcomes, ["retried"]) / (total(outcomes, RUNS) || 1);
-  return make("tr", {}, make("th", { scope: "row" }, name), ...counts, make("td", {}, `${Math.round(100 * share)} %`));
+  return html`<tr data-row><th scope="row">
+      <button type="button" class="bare key" aria-pressed=${filters.type === type} onClick=${choose}>
+      <${Dot} colour=${colourFor(type)} />${cut(type, 100)}</button></th>
+    ${counts.map((number) => html`<td class=${`num ${number ? "" : "zero"}`}>${count(number)}</td>`)}
+    <td class="num">${percent(share)}</td>
+    ${["p50", "p95"].map((name) => html`<td class="num">${seconds[name] ? span(seconds[name]) : "–"}</td>`)}</tr>`;
 }
-
-let waiting;
-form.addEventListener("input", ({ target }) => {
-  state.wrong = "";
-  if (target.name === "within") state.zoom = {};
-  clearTimeout(waiting);
-  waiting = setTimeout(() => guarded(load), 250);
-});
-form.addEventListener("reset", () => setTimeout(() => {
-  fill({});
-  guarded(load);
-}));
-form.addEventListener("submit", (event) => event.preventDefault());
-byId("rates-out").addEventListener("click", () => {
-  state.zoom = {};
-  guarded(load);
-});

@@ -1,95 +1,102 @@
-// All that waits until it is due: parked retries, scheduled jobs and held ones, each with a countdown.
+// All that waits until it is due: parked retries, scheduled jobs and held ones, each with a countdown, and the holds.
 
-import { call, mayWrite, pathOf } from "./api.js";
-import * as detail from "./detail.js";
-import * as holds from "./holds.js";
-import { listOf } from "./list.js";
-import { byId, deed, guarded, make, question } from "./view.js";
+import { act } from "./deeds.js";
+import { argumentsOf } from "./group.js";
+import { Hold, loadHolds, pause } from "./holds.js";
+import { brief, Waiter, waitingDeeds } from "./letter.js";
+import { Bar, Filters, Pick, queryOf, Rows, Tabs, useList } from "./rows.js";
+import { useKeys } from "./keys.js";
+import {
+  addressOf, count, cut, guarded, html, may, Menu, Sign, span, stamp, told, useDesk, useLive, useTick, useTitle,
+  when,
+} from "./ui.js";
 
-const KIND = "waiting", JOBS = "admin/jobs";
-const WORDS = { retryable: "Retry", scheduled: "Scheduled", pending: "Held" };
+const KINDS = { "": "All", held: "Held", retry: "Retries", scheduled: "Scheduled" };
+const STATES = { retryable: ["retried", "retried", "Retry"], scheduled: ["q", "scheduled", "Scheduled"],
+  pending: ["held", "held", "Held"] };
+const SEARCH = { name: "text", label: "Text in arguments, messages or reason" };
+const FIELDS = [{ name: "error_type", label: "Error type, or prefix.*" }, { name: "type",
+  label: "Job type, or prefix.*" }, { name: "queue", label: "Queue" }];
+export const filters = { text: null, error_type: null, type: null, queue: null, kind: Object.keys(KINDS) };
+export const hasOne = true;
+export const View = ({ id, filters }) => (id ? html`<${Waiter} id=${id} />` : html`<${Waiting} filters=${filters} />`);
 
-const list = listOf({
-  name: KIND,
-  kind: KIND,
-  row,
-  more: holds.load,
-  pageOf: tellShort,
-  words: {
-    none: "Nothing waits.", unmatched: "Nothing that waits matches these filters.",
-    all: "All that waits: no filter is set.",
-  },
-});
+const read = ({ jobs, in_broker: short, pagination: { next_cursor: cursor, total } }) =>
+  ({ rows: jobs.map(brief), cursor, short, total });
 
-export const { load, loadMore, fill, isFree } = list;
-export const refresh = () => Promise.all([list.refresh(), holds.load()]);
-export const keys = {
-  r: (id) => list.doSelected("Run", id), m: (id) => list.doSelected("Move", id), d: (id) => list.doSelected("Cancel", id),
-};
-export const open = (id) => detail.open(JOBS, id, load, buttons);
-
-// What waits in the broker is no part of the list.
-function tellShort(page) {
-  byId("waiting-short").textContent = page.in_broker ? words(page.in_broker) : "";
-  return page;
+function Waiting({ filters }) {
+  useDesk();
+  const list = useList("waiting", "waiting", () => queryOf(filters, false), filters, read),
+    { rows, chosen, page } = list;
+  const { data: holds = [], reload } = useLive(loadHolds, []);
+  const some = () => [...chosen.values()], over = (action, rows) =>
+    guarded(async () => { if (rows.length) await act(action, { rows }); });
+  const all = (action) => () => guarded(() => act(action, { filter: queryOf(filters, false) },
+    { all: "All that waits: no filter is set." }));
+  const here = () => rows.find(({ id }) => id === document.activeElement?.closest("[data-row]")?.dataset.id);
+  const key = (action) => () => may("write") && over(action, chosen.size ? some() : [here()].filter(Boolean));
+  useTitle("What waits");
+  useKeys({ r: key("run"), m: key("move"), d: key("cancel") });
+  const stop = () => guarded(async () => { if (await pause(filters.type || filters.queue ?
+    { type: filters.type || "", queue: filters.queue || "" } : {})) await reload(); });
+  const isNarrow = Object.keys(filters).length > 0;
+  return html`<div class="top"><h1 class="h">What waits</h1><span class="q">${page?.total !== null &&
+    page?.total !== undefined && `${count(page.total)} jobs`}</span>
+      ${may("write") && html`<button type="button" id="pause" onClick=${stop}>Pause jobs…</button>
+        <${Menu} label="With all that match" items=${() => [
+          { text: "Run all that match…", act: all("run") }, { text: "Move all that match…", act: all("move") },
+            { text: "Cancel all that match…", danger: true, act: all("cancel") }]} />`}</div>
+    <${Filters} ...${{ view: "waiting", filters, fields: FIELDS, search: SEARCH }} />
+    <${Tabs} view="waiting" filters=${filters} name="kind" label="Kind" options=${KINDS} />
+    ${holds?.length > 0 && html`<ol id="holds" class="waits" aria-label="Holds">${holds.map((hold) =>
+      html`<${Hold} key=${hold.id} ...${{ hold, reload }} />`)}</ol>`}
+    <${Rows} list=${list} draw=${(props) => html`<${Line} ...${props} />`} may=${may("write")} className="waits"
+      headClass="whead" head=${HEAD} id="waiting" aria-label="Waiting"
+      words=${isNarrow ? "Nothing that waits matches these filters." : "Nothing waits."} />
+    <p class="q s">A retry that waits for less than a minute, or what <code>park_after
+      </code> says, waits in the broker and is not listed here.${" "}
+      <span id="waiting-short">${page?.short && inBroker(page.short)}</span></p>
+    <${Bar} list=${list} what="jobs">${may("write") && html`<button type="button" class="first"
+      onClick=${() => over("run", some())}>Run now…</button>
+      <button type="button" onClick=${() => over("move", some())}>Move…</button><button type="button" class="danger"
+        onClick=${() => over("cancel", some())}>Cancel…</button>`}</${Bar}>`;
 }
 
-function words({ count, next_due_at: at }) {
-  if (!count) return "None waits there now.";
-  return `${count.toLocaleString()} ${count === 1 ? "waits" : "wait"} there now, the first ${left(at)}.`;
+function inBroker({ count: number, next_due_at: at }) {
+  if (!number) return "None waits there now.";
+  return `${count(number)} ${number === 1 ? "waits" : "wait"} there now, the first ${left(at)}.`;
 }
 
-const dueOf = (job) => job.next_retry_at || job.scheduled_at;
+const HEAD = html`<span>due</span><span>kind</span><span>job</span><span>why it waits</span><span class="num">attempt
+  </span><span>queue</span><span class="xl">since</span><span></span>`;
 
-function row(job, box) {
-  const acts = buttons(job), due = dueOf(job), why = reason(job);
-  const click = (event) => event.target !== box && !acts.includes(event.target) && guarded(() => open(job.id));
-  return make(
-    "li", { on: { click } }, box,
-    make("time", { dateTime: due, title: new Date(due).toLocaleString("sv") }, left(due)),
-    make("span", {}, WORDS[job.state]),
-    make("span", { className: "kind", title: job.type }, job.type),
-    make("span", { className: "what", title: why }, why),
-    make("span", { className: "quiet" }, job.queue),
-    make("span", { className: "quiet" }, `${job.attempt} of ${job.max_attempts}`),
-    make("span", {}, ...acts.flatMap((button) => [button, " "])),
-  );
+function Line({ row, isChosen, list, may: mayWrite }) {
+  const { id, type, queue, attempt, max_attempts: most, state, due, reason, message, parked_at: since } = row,
+    [tone, sign, word] = STATES[state] || STATES.retryable;
+  const isLast = state === "retryable" && attempt >= most, href = addressOf("waiting", {}, id);
+  const items = () => [...waitingDeeds(row).slice(0, 2), { text: "Copy id", act: () => guarded(async () =>
+    { await navigator.clipboard.writeText(id); told("Copied the id"); }) }, ...waitingDeeds(row).slice(2)];
+  return html`<li data-row data-id=${id}>${mayWrite ?
+    html`<${Pick} ...${{ row, isChosen, list, label: `${type} ${id}` }} />` : html`<span />`}
+    <div class="w-due nw"><b><${Left} at=${due} /></b> <span class="q s lo">${when(due)}</span></div>
+    <span class="w-kind badge ${tone}"><${Sign} name=${sign} />${word}</span>
+    <div class="w-job one"><a class="msg" href=${href}>${type}</a> <code class="q s">${cut(argumentsOf(row), 200)}
+      </code></div>
+    <div class="w-why one s q" title=${reason}>${isLast &&
+      html`<span class="died">dies if it fails: </span>`}${cut(state === "retryable" && message ? message : reason,
+      300)}</div>
+    <span class="num lo q">${attempt} of ${most}</span><span class="lo q s one">${queue}</span>
+      <span class="xl q s nw" title=${stamp(since)}>${when(since)}</span>
+    <${Menu} label=${type} items=${items} /></li>`;
 }
 
-// Why it waits. What it has failed with stands in the reason of a retry.
-function reason({ state, attempt, max_attempts: most, metadata }) {
-  return state === "retryable" && attempt >= most ? `Its last attempt. ${metadata.reason}` : metadata.reason;
-}
-
-function buttons(job) {
-  return [
-    act("Run now", "Run", job, (body) => call("POST", pathOf(KIND, job.id, "run"), { body })),
-    act("Move…", "Move", job, (body) => call("POST", pathOf(KIND, job.id, "move"), { body })),
-    act("Cancel", "Cancel", job, (body) => call("DELETE", pathOf("jobs", job.id), { body })),
-  ];
-}
-
-function act(name, verb, job, work) {
-  const words = deed(verb, 1);
-  const ask = async () => {
-    if (!await question(detail.summary(job), words, work)) return;
-    detail.close();
-    await guarded(load);
-  };
-  const className = words.isDanger ? "danger" : "";
-  return make("button", { type: "button", className, disabled: !mayWrite(), data: { write: "" }, on: { click: ask } }, name);
-}
-
-export function tick() {
-  for (const place of byId(KIND).querySelectorAll("time")) place.textContent = left(place.dateTime);
+function Left({ at }) {
+  useTick();
+  return html`<time datetime=${at} title=${stamp(at)}>${left(at)}</time>`;
 }
 
 function left(at) {
   const seconds = Math.round((Date.parse(at) - Date.now()) / 1000);
-  return seconds > 0 ? `in ${clock(seconds)}` : "due";
-}
-
-function clock(seconds) {
-  const parts = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60, seconds % 60];
-  return parts.map((part, n) => (n ? String(part).padStart(2, "0") : part)).join(":");
+  const size = [86_400, 3600, 60].find((one) => seconds >= one) || 1;
+  return seconds > 0 ? `in ${span(Math.floor(seconds / size) * size)}` : "due";
 }

@@ -1,0 +1,165 @@
+// One group: what it is, how many it hurts and whom, one of them as it is, its letters, and what has happened.
+
+import { deedsOf, isBad, nameOf, replay, resolve, State } from "./groups.js";
+import { pause } from "./holds.js";
+import { Failure } from "./letter.js";
+import { names } from "./operations.js";
+import { shown } from "./rows.js";
+import { useKeys } from "./keys.js";
+import {
+  addressOf, Bars, call, count, cut, go, guarded, html, many, may, Menu, pathOf, Sign, span, stamp, useDesk,
+  useLive, useState, useTitle, when, Window, windowFor, windowOf, withoutWindow,
+} from "./ui.js";
+
+const KIND = "dead-letter", SHOWN = 8, VALUES = 5;
+
+// All that is told of a group, asked at once. Other groups of the list are its neighbours.
+async function load(id, filters) {
+  const where = { ...windowOf(filters), group: id };
+  const [{ groups }, timeline, { jobs }, hurt, { marks }] = await Promise.all([
+    call("GET", `${KIND}/groups`, { query: { ...where, muted: "true", limit: 1 } }),
+    call("GET", `${KIND}/timeline`, { query: where }),
+    call("GET", KIND, { query: { ...where, limit: SHOWN } }),
+    call("GET", `${KIND}/by-argument`, { query: where }).catch(() => ({})),
+    call("GET", "marks", { query: { limit: 20 } }),
+  ]);
+  if (groups[0]) names.set(id, nameOf(groups[0]));
+  const newest = jobs[0] && await call("GET", pathOf(KIND, jobs[0].id)).catch(() => null);
+  return { id, group: groups[0], timeline, jobs, hurt, marks, newest };
+}
+
+export function Group({ id, filters }) {
+  useDesk();
+  const { data, error, reload } = useLive(() => load(id, filters), [id, JSON.stringify(filters)]);
+  const known = data?.id === id ? data : null, group = known?.group;
+  const step = (by) => () => {
+    const near = shown.groups || [], next = near[near.indexOf(id) + by];
+    if (next && near.includes(id)) go("groups", filters, next, true);
+  };
+  useTitle(group && cut(nameOf(group), 80), "Group");
+  useKeys({ j: step(1), k: step(-1), p: () => group?.count && may("replay") && guarded(() => replay(group, filters)) });
+  if (!known) return error ? null : html`<p class="end q">Loading…</p>`;
+  const crumb = html`<div class="crumb"><a href=${addressOf("groups", filters)}>Groups</a><span class="space"></span>
+    <${Window} view="groups" filters=${filters} id=${id} />
+    <button type="button" aria-label="Previous group" onClick=${step(-1)}>↑ <kbd>k</kbd></button>
+    <button type="button" aria-label="Next group" onClick=${step(1)}>↓ <kbd>j</kbd></button></div>`;
+  if (!group) {
+    return html`${crumb}<h1 class="h">No letter of this group</h1>
+      <p class="end q">Nothing of it has died in this time.${" "}
+      <button type="button" onClick=${() => go("groups", { ...filters, within: "all", since: "", until: "" },
+        id)}>Show all of time</button></p>`;
+  }
+  return html`${crumb}<${Title} ...${{ group, filters, reload }} />
+    <div class="desk"><div class="col"><${Numbers} ...${group} />
+      <${Deaths} timeline=${known.timeline} marks=${known.marks} view="groups" id=${id} filters=${filters}
+        onBar=${(since, until) => go("letters", { group: id, since, until })} />
+      ${known.newest && html`<${Newest} letter=${known.newest} />`}
+      <${Letters} ...${{ group, jobs: known.jobs, filters }} /></div>
+    <div class="col"><${Hurt} ...${known.hurt} /><${Happened} group=${group} marks=${known.marks} /></div></div>`;
+}
+
+// The deaths over time: a drag zooms, and a bar leads to its letters.
+export function Deaths({ timeline: { since, step_seconds: step, counts }, marks = [], view, id = "", filters, height,
+  onBar }) {
+  const zoom = (from, to) => go(view, { ...withoutWindow(filters), since: from, until: to }, id);
+  return html`<${Bars} title="Died" unit="${span(step)} a bar" series=${[{ label: "died", colour: "died-fill",
+    values: counts }]}
+    marks=${marks.map(({ at, text }) => ({ time: at, text }))} ...${{ since, step, height, onBar }} onZoom=${zoom} />`;
+}
+
+function Title({ group, filters, reload }) {
+  const { types, queues, frame, error_type: type, count: letters, state_since: since } = group, [one] = types;
+  return html`<div class="title"><div>
+    <${State} ...${group} />${since && html`<span class="q s"> since ${when(since, false)}</span>`}</div>
+    <h1>${cut(nameOf(group), 500)}</h1>
+    <p class="facts"><span><b>${types.join(", ")}</b></span><span>queue ${queues.join(", ")}</span><span>${type}
+      </span>${frame && html`<code>${frame}</code>`}</p>
+    <div class="do">
+      ${may("replay") && letters > 0 && html`<button type="button" class="first" onClick=${() =>
+        guarded(() => replay(group, filters))}>Probe replay… <kbd>p</kbd></button>`}
+      ${may("write") && html`<button type="button" onClick=${() => guarded(() => pause({ type: one }))}>Pause ${one}…
+        </button>`}
+      ${may("write") && group.state !== "resolved" && html`<button type="button" onClick=${() =>
+        guarded(() => resolve([group], reload))}>Resolve in a mark…</button>`}
+      <${Menu} label="this group" items=${() => deedsOf(group, filters, reload)} /></div></div>`;
+}
+
+function Numbers({ count: letters, per_minute: rate = 0, retrying = 0, first_at: first, last_at: last, ...group }) {
+  const bad = isBad(group) ? "died" : "";
+  const told = [
+    ["letters in this time", letters && bad, count(letters), `the last ${when(last)}`],
+    ["die a minute", rate && bad, rate.toLocaleString("en", { maximumFractionDigits: 1 }), ""],
+    ["retry now", retrying && "retried", count(retrying), ""],
+    ["first death", "", when(first, false), ""],
+  ];
+  return html`<dl class="stats">${told.map(([name, tone, value, note]) => html`<div><dt>${name}</dt>
+    <dd class=${tone || (value === "0" ? "zero" : "")}>${value}<small>${note}</small></dd></div>`)}</dl>`;
+}
+
+function Newest({ letter }) {
+  return html`<section aria-label="One of them, as it is"><header><h2>The newest, as it is</h2>
+    <span class="s q">letter <a href=${addressOf("letters", {}, letter.id)} title=${letter.id}>
+      <code>${letter.id.slice(0, 8)}</code></a>, ${when(letter.discarded_at)}</span></header>
+    <${Failure} job=${letter} error=${letter.errors.at(-1)} args /></section>`;
+}
+
+function Letters({ group, jobs, filters }) {
+  const href = addressOf("letters", { ...windowFor("letters", filters), group: group.fingerprint });
+  return jobs.length > 0 && html`<section class="last" aria-label="Letters"><header><h2>Letters</h2><span class="s">
+    <a href=${href}>All ${count(group.count)}</a></span></header>
+    <table class="fold"><thead><tr><th scope="col">died</th><th scope="col">letter</th><th scope="col">arguments</th>
+      <th scope="col" class="num lo">attempts</th></tr></thead>
+    <tbody>${jobs.map((job) => html`<tr key=${job.id} data-row><td class="nw">${when(job.discarded_at)}</td>
+      <td><a href=${addressOf("letters", {}, job.id)} title=${job.id}><code>${job.id.slice(0, 8)}</code></a></td>
+      <td class="one"><code>${cut(argumentsOf(job), 200)}</code></td><td class="num lo">${job.attempt}</td></tr>`)}
+        </tbody></table></section>`;
+}
+
+// The arguments of a job in a line, by their names where they are known.
+export function argumentsOf({ args, kwargs, parameters = [], note }) {
+  if (args === null) return note || "not kept";
+  const named = args.map((value, n) => [parameters[n], value]);
+  return [...named, ...Object.entries(kwargs || {})].map(([name, value]) =>
+    `${name ? `${name} ` : ""}${JSON.stringify(value)}`).join("  ");
+}
+
+// Which customers, in which country: an argument that is the same in all explains the most.
+function Hurt({ arguments: all = [], counted = 0, of = 0 }) {
+  const same = all.filter((one) => one.one_value && counted > 1), others = all.filter((one) => !one.one_value);
+  const [name, setName] = useState(""), shown = others.find((one) => one.name === name) || others[0];
+  if (!all.length) return null;
+  const put = ({ target }) => setName(target.value), more = shown ? shown.values.slice(VALUES) : [];
+  return html`<section aria-label="Whom it hurts"><header><h2>Whom it hurts</h2>${others.length > 0 &&
+    html`<label class="s q">by ${" "}
+      <select aria-label="Argument" value=${shown.name} onChange=${put}>${others.map((one) =>
+        html`<option>${one.name}</option>`)}</select></label>`}</header>
+    ${same.map((one) => html`<p class="note s">
+      <b>All ${count(counted)} have <code>${one.name} = ${cut(told(one.values[0].value), 80)}</code>.</b></p>`)}
+    ${counted < of && html`<p class="q s">Counted: the newest ${count(counted)} of ${count(of)}.</p>`}
+    <ol>${shown?.values.slice(0, VALUES).map(({ value, count: n }) => html`<li class="share" key=${told(value)}>
+      <code class="one" title=${told(value)}>${cut(told(value), 80)}</code>
+      <svg class="meter" height="8" aria-hidden="true"><rect class="t" width="100%" height="8" rx="2" />
+        <rect class="f-died" width="${(100 * n) / counted}%" height="8" rx="2" /></svg>
+      <span class="num">${count(n)}</span></li>`)}
+      ${more.length > 0 && html`<li class="share s q">and ${many(more.length, "more", "more")}</li>`}</ol></section>`;
+}
+
+const told = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+
+// What explains it: marks, the first death, and who mended or muted it.
+function Happened({ group, marks }) {
+  const { first_at: first, last_at: last, resolved, muted } = group, begin = Date.parse(first) - 86_400_000;
+  const all = [
+    ...marks.filter(({ at }) => Date.parse(at) > begin).map(({ at, text, by }) => [at, "mark",
+      `Mark ${text}${by ? ` by ${by}` : ""}`]),
+    [first, "died", "First death"], ...(last === first ? [] : [[last, "died", "Last death"]]),
+    ...(resolved ? [[resolved.at, "succeeded",
+      `Resolved${resolved.mark ? ` in ${resolved.mark}` : ""} by ${resolved.by}`]] : []),
+    ...(muted ? [[muted.at, "muted", `Muted by ${muted.by} until ${stamp(muted.until)}`]] : []),
+  ].sort(([a], [b]) => Date.parse(b) - Date.parse(a));
+  return html`<section aria-label="What happened"><header><h2>What happened</h2></header><ol class="happened">
+    ${all.map(([at, tone, words]) => html`<li key=${at + words}><time datetime=${at} title=${stamp(at)}>${when(at,
+      false)}</time>
+      <span class=${tone}><${Sign} name=${tone} /> ${words}</span></li>`)}
+        </ol></section>`;
+}

@@ -1,0 +1,158 @@
+"""The groups in a real browser: what is wrong, whom it hurts, and a probe before the rest is replayed."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Any
+
+from playwright.sync_api import Locator, expect
+
+from ojs_bridge.rules.fingerprint import fingerprint
+from tests.http.desks import Desk
+from tests.lives import FRAMEWORK
+from tests.operations.test_bulk import Running
+from tests.servers import eventually
+
+FRAMES = ["/srv/shop/seats.py:7 in seat"]
+
+
+def crowd(desk: Desk, count: int, ago: float = 1500, **fields: Any) -> str:
+    """Bury letters of one fault; return its fingerprint."""
+    for n in range(count):
+        error = {"type": "crowd.error", "message": f"no seat {n} for <b>", "backtrace": FRAMES}
+        message = {"args": [f"acct_{n % 2}"], "kwargs": {"country": "CH"}}
+        desk.bury(f"j-{n}", ago=ago - n, error=error, message=message, **fields)
+    return fingerprint("billing.charge", "crowd.error", "no seat 1 for <b>", FRAMES)
+
+
+def only(desk: Desk) -> Locator:
+    """Return the row of the only group."""
+    expect(desk.rows("groups")).to_have_count(1)
+    return desk.rows("groups").first
+
+
+def test_the_words_of_the_error_lead(desk: Desk) -> None:
+    """A row has pattern, example, state and numbers; it leads to the group, and that to its letters."""
+    group = crowd(desk, 3)
+    desk.bury("old", ago=7200, error={"type": "KeyError", "message": "'vat_id'"})
+    page = desk.open("#groups")
+    row = only(desk)
+    expect(row.locator(".msg")).to_have_text("no seat # for <b>")
+    expect(row.locator("code.ex")).to_have_text("no seat 2 for <b>")
+    expect(row.locator(".badge")).to_have_text("New")
+    expect(row.locator(".main-n")).to_have_text("3")
+    expect(row.get_by_role("img")).to_have_attribute("aria-label", re.compile("^3 deaths from 20"))
+    assert group not in page.locator("body").inner_text()
+    page.get_by_label("Time").select_option("all")
+    expect(desk.rows("groups")).to_have_count(2)
+    expect(page.get_by_role("link", name="KeyError: 'vat_id'")).to_be_visible()
+    page.get_by_label("Time").select_option("10800")
+    expect(page).to_have_url(re.compile("within=10800"))
+    page.get_by_text("no seat # for <b>").click()
+    expect(page.locator("h1")).to_have_text("no seat # for <b>")
+    expect(page).to_have_url(re.compile(f"#groups/{group}.*within=10800"))
+    expect(page.get_by_role("region", name="One of them, as it is")).to_contain_text("no seat 2 for <b>")
+    page.get_by_role("region", name="Letters").get_by_role("link", name="All 3").click()
+    expect(page).to_have_url(re.compile("#letters.*within=10800.*group="))
+    expect(desk.rows()).to_have_count(3)
+    page.go_back()
+    expect(page.locator("h1")).to_have_text("no seat # for <b>")
+    page.keyboard.press("j")
+    expect(page.locator("h1")).to_have_text("KeyError: 'vat_id'")
+
+
+def test_one_is_muted_and_unmuted(desk: Desk) -> None:
+    crowd(desk, 3)
+    page = desk.open("#groups")
+    desk.act(only(desk), "Mute")
+    expect(desk.asked("Mute the group", "Leave it in the list")).to_contain_text("no seat 2 for <b>")
+    desk.yes()
+    expect(desk.rows("groups")).to_have_count(0)
+    page.get_by_role("button", name="Muted", exact=True).click()
+    expect(only(desk).locator(".badge")).to_contain_text("Muted until")
+    desk.act(only(desk), "Unmute")
+    expect(desk.rows("groups")).to_have_count(0)
+    page.get_by_role("button", name="All", exact=True).click()
+    expect(only(desk).locator(".badge")).to_have_text("New")
+
+
+def test_one_is_resolved_in_a_mark(desk: Desk) -> None:
+    """The chosen ones, too; a resolved one can be taken back."""
+    crowd(desk, 3)
+    desk.bridge.marks.add("v43")
+    page = desk.open("#groups")
+    only(desk).locator(".pick").check()
+    page.get_by_role("toolbar").get_by_role("button", name="Resolve").click()
+    question = desk.asked("Resolve the group", "It is not mended")
+    question.get_by_label("Mended in").fill("v43")
+    question.get_by_label("Why").fill("ticket 12")
+    desk.yes()
+    expect(only(desk).locator(".badge")).to_have_text("Mended in v43")
+    assert desk.bridge.audit.list(limit=1).records[0].reason == "ticket 12"
+    only(desk).locator(".msg").click()
+    expect(page.get_by_role("region", name="What happened")).to_contain_text("Resolved in v43")
+    page.locator(".title summary").click()
+    page.get_by_role("button", name="Not mended after all").click()
+    expect(page.locator(".title .badge")).to_have_text("New")
+
+
+def test_a_probe_then_the_rest(desk: Desk) -> None:
+    """A probe is the default, and quotes the error; when it has ended, the page asks for the rest."""
+    desk.bridge.marks.add("v42", at=desk.now - timedelta(hours=1))
+    group = crowd(desk, 30)
+    desk.bridge.engine.context.publishers[FRAMEWORK] = Running(desk.bridge, each=1)
+    page = desk.open(f"#groups/{group}")
+    expect(page.locator("h1")).to_have_text("no seat # for <b>")
+    page.keyboard.press("p")
+    question = desk.asked("Replay 30 dead letters", "Do not replay")
+    for told in ("no seat 29 for <b>", "Nothing was mended yet.", "v42", "10 are sent in 2 s; 20 stay"):
+        expect(question).to_contain_text(told)
+    assert group not in question.inner_text()
+    question.get_by_label("How many").fill("4")
+    question.get_by_label("At most").fill("100")
+    question.get_by_role("button", name="Send 4, then ask").click()
+    question = desk.asked("The probe went well. Send the other 26", "Not now")
+    [probe] = desk.bridge.operations.list()
+    assert (probe.limit, probe.newest, probe.rate, probe.stop_if_failing) == (4, True, 100.0, 0.5)
+    desk.no()
+    expect(page.locator("#operations")).to_contain_text("Probe of the newest 4 of no seat # for <b>")
+    page.get_by_role("button", name="Send the other 26").click()
+    desk.yes()
+    eventually(lambda: not desk.ids())
+    expect(page.get_by_role("button", name="Send the other 26")).to_have_count(0)
+
+
+def test_all_are_replayed_or_deleted_at_once(desk: Desk) -> None:
+    """Without a probe where somebody wants that; by the keyboard from the list."""
+    crowd(desk, 12)
+    page = desk.open("#groups")
+    only(desk).locator("a").focus()
+    page.keyboard.press("r")
+    question = desk.asked("Replay 12 dead letters", "Do not replay")
+    question.get_by_label("All 12").check()
+    expect(question).to_contain_text("3 s at 5 a second" if False else "a second")
+    expect(question.locator("[type=submit]")).to_have_text("Replay 12 dead letters")
+    desk.no()
+    only(desk).locator("a").focus()
+    page.keyboard.press("d")
+    desk.asked("Delete 12 dead letters", "Keep them")
+    desk.yes()
+    desk.told("Deleted 12 dead letters at")
+    assert desk.ids() == []
+
+
+def test_a_bar_leads_to_its_letters(desk: Desk) -> None:
+    """And a drag makes it another time."""
+    group = crowd(desk, 5)
+    page = desk.open(f"#groups/{group}?within=all")
+    chart = page.locator(".chart .u-over")
+    box = chart.bounding_box()
+    assert box
+    page.mouse.move(box["x"] + box["width"] * 0.02, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 50, steps=4)
+    page.mouse.up()
+    expect(page).to_have_url(re.compile(f"#groups/{group}.*since=.*until="))
+    page.get_by_role("button", name="Last hour").click()
+    expect(page).to_have_url(re.compile(f"#groups/{group}$"))
