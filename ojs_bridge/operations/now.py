@@ -36,6 +36,8 @@ logger = logging.getLogger("ojs_bridge")
 FRESH = 5.0
 #: A store that has not answered for so many seconds is away. One that takes less long is slow.
 SILENT = 15.0
+#: The seconds that the first viewer waits, since nothing is known before.
+FIRST = 10.0
 _LATE = "the store takes long to answer, and this is what it has told before"
 #: How often the groups are read, in seconds, unless a new type dies.
 GROUPS = 60.0
@@ -174,9 +176,10 @@ class Now:
             self._lock.release()
 
     def _make(self, store: Store) -> Moment:
-        now, until = self._context.clock(), time.monotonic() + SECONDS
+        seconds = SECONDS if self._known else max(SECONDS, FIRST)
+        now, until = self._context.clock(), time.monotonic() + seconds
         question = self._ask(store)
-        health = self._probe.check(SECONDS)
+        health = self._probe.check(seconds)
         question.thread.join(max(0.0, until - time.monotonic()))
         part, note = self._hear(question, now)
         if self._known:

@@ -81,12 +81,14 @@ def test_a_token_has_a_name(door: House) -> None:
 def test_each_write_takes_a_reason(door: House) -> None:
     """The reason stands in the body, also beside the filters of a query."""
     client, why = door.client, {"reason": "ticket 12"}
+    for n, type_ in enumerate(("sent", "gone", "deleted")):
+        door.bury(f"b-{n}", type=type_)
     asked: list[tuple[str, str, dict[str, Any]]] = [
         ("POST", f"{LETTERS}/j-0/retry", {}),
         ("DELETE", f"{LETTERS}/j-1", {}),
-        ("POST", f"{LETTERS}/retry", {"confirm": True, "filter": {"type": "nothing"}}),
-        ("DELETE", f"{LETTERS}?confirm=true&type=nothing", {}),
-        ("DELETE", LETTERS, {"confirm": True, "filter": {"type": "nothing"}}),
+        ("POST", f"{LETTERS}/retry", {"confirm": True, "filter": {"type": "sent"}}),
+        ("DELETE", f"{LETTERS}?confirm=true&type=gone", {}),
+        ("DELETE", LETTERS, {"confirm": True, "filter": {"type": "deleted"}}),
         ("POST", f"{WAITING}/r-1/run", {}),
         ("POST", f"{WAITING}/r-1/move", {"at": "2030-01-01T00:00:00Z"}),
         ("DELETE", f"{JOBS}/r-1", {}),

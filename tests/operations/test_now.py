@@ -102,6 +102,12 @@ def test_what_dies_is_told_beside_what_is_usual(fleet: Lives) -> None:
     assert [(queue["queue"], queue["depth"], queue["workers"]) for queue in queues] == [("mail", 7, 1)]
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loaded machine's store is not slow."""
+    monkeypatch.setattr(now, "SECONDS", 30.0)
+
+
 def fresh(bridge: Bridge) -> now.Moment:
     """Ask anew, as if the last answer were old."""
     bridge._moments._made = None
@@ -228,9 +234,8 @@ def test_queues_keep_up_or_do_not(fleet: Lives) -> None:
     assert told.verdict.sentence.startswith("The queue mail falls behind by ")
 
 
-def test_a_store_that_is_away_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_away_is_told_in_one_sentence() -> None:
     """What it has told before stays, with its time; the queues stay live. When it is back, that is over."""
-    monkeypatch.setattr(now, "SECONDS", 30.0)
     with Valkey() as server:
         bridge, outbox = bridge_with_outbox(server.url)
         store, at = store_of(bridge), bridge.engine.now()
