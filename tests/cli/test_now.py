@@ -9,13 +9,22 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
+
 from ojs_bridge import Bridge
+from ojs_bridge.operations import now
 from tests.cli.running import environment, run
 from tests.operations.test_now import died, lives
 from tests.operations.test_operating import bury
 from tests.servers import eventually
 from tests.store.test_rates import record
 from tests.store.test_store import entry
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is no slow store."""
+    monkeypatch.setattr(now, "SECONDS", 60.0)
 
 
 def bleeding(store: str) -> Bridge:

@@ -40,7 +40,7 @@ def ends(*_):
     raise KeyboardInterrupt
 signal.signal(signal.SIGALRM, ends)
 for words in json.loads(sys.argv[1]):
-    print("##", *(word for word in words[:2] if word.isprintable()), flush=True)
+    print("%%", *(word for word in words[:2] if word.isprintable()), flush=True)
     sys.argv = ["ojs-bridge", *words]
     signal.alarm(8 if words[1:2] == ["watch"] else 60)
     try:
@@ -142,7 +142,7 @@ def test_every_command_escapes_what_others_say(tmp_path: Path) -> None:
         " ".join(words[:n]) for words in lines for n in (1, 2)
     }
     said = on_a_terminal(lines, tmp_path, OJS_BRIDGE_STORE=store)
-    shown = [(part.partition("\r\n")[0], STYLES.sub("", part)) for part in said.split("## ")[1:]]
+    shown = [(part.partition("\r\n")[0], STYLES.sub("", part)) for part in said.split("%% ")[1:]]
     assert len(shown) == len(lines)
     assert [(name, raw) for name, part in shown for raw in RAW if raw in part] == []
     loud = {name for name, part in shown if "x1b]0;owned" in part}

@@ -30,6 +30,12 @@ MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 Lives = tuple[Bridge, Outbox]
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is no slow store."""
+    monkeypatch.setattr(now, "SECONDS", 60.0)
+
+
 @pytest.fixture(params=["sqlite", "postgres", "valkey"])
 def url(request: pytest.FixtureRequest) -> str:
     """The URL of an empty store of each kind."""
