@@ -127,4 +127,4 @@ def desk(browser: Browser, tmp_path: Path) -> Iterator[Desk]:
     with listening(app_for(bridge, open_to_all=True)) as address:
         yield Desk(page, bridge, outbox, f"{address}/")
         page.close()
-    assert wrong == []
+    assert not wrong, wrong

@@ -8,7 +8,11 @@ from typing import Any
 
 from playwright.sync_api import Locator, expect
 
+from ojs_bridge.engine.faults import Failures
+from ojs_bridge.rules.decision import RetryAt
+from ojs_bridge.rules.failures import Failure
 from ojs_bridge.rules.fingerprint import fingerprint
+from ojs_bridge.rules.job import Job
 from tests.http.desks import Desk
 from tests.lives import FRAMEWORK
 from tests.operations.test_bulk import Running
@@ -60,6 +64,26 @@ def test_the_words_of_the_error_lead(desk: Desk) -> None:
     expect(page.locator("h1")).to_have_text("no seat # for <b>")
     page.keyboard.press("j")
     expect(page.locator("h1")).to_have_text("KeyError: 'vat_id'")
+
+
+def test_errors_of_jobs_that_still_retry_are_there(desk: Desk) -> None:
+    """A group without a letter says how many retry; nothing of it can be replayed or deleted."""
+    failures = Failures(desk.bridge.engine.context.store_for("a test").documents, (FRAMEWORK,), redacts=False)
+    failure = Failure("smtp.busy", "smtp answered 421", backtrace=("/srv/shop/mail.py:7 in send",))
+    job = Job("j", "mail.send", "mail")
+    for _ in range(3):
+        failures.add(job, RetryAt(desk.now + timedelta(minutes=10), 600, failure, ""), desk.now)
+    failures.write(desk.now)
+    page = desk.open("#groups")
+    row = only(desk)
+    expect(row.locator(".msg")).to_have_text("smtp answered 421")
+    expect(row.locator(".main-n")).to_have_text("0")
+    expect(row.locator(".retried")).to_have_text("3")
+    row.locator("summary").click()
+    expect(row.locator(".menu button")).to_have_text(["Resolve in a mark…", "Mute…", "Copy link"])
+    row.locator(".msg").click()
+    expect(page.locator(".stats")).to_contain_text("retry now3")
+    expect(page.get_by_role("button", name="Probe replay")).to_have_count(0)
 
 
 def test_one_is_muted_and_unmuted(desk: Desk) -> None:
@@ -156,3 +180,12 @@ def test_a_bar_leads_to_its_letters(desk: Desk) -> None:
     expect(page).to_have_url(re.compile(f"#groups/{group}.*since=.*until="))
     page.get_by_role("button", name="Last hour").click()
     expect(page).to_have_url(re.compile(f"#groups/{group}$"))
+
+
+def test_whom_it_hurts(desk: Desk) -> None:
+    """What is the same in all stands alone; of another argument the commonest values are counted."""
+    group = crowd(desk, 5)
+    page = desk.open(f"#groups/{group}")
+    hurt = page.get_by_role("region", name="Whom it hurts")
+    expect(hurt).to_contain_text("All 5 have country = CH.")
+    expect(hurt.locator("li.share")).to_have_text(["acct_03", "acct_12"])

@@ -7,25 +7,25 @@ import { names } from "./operations.js";
 import { shown } from "./rows.js";
 import { useKeys } from "./keys.js";
 import {
-  addressOf, Bars, call, count, cut, go, guarded, html, many, may, Menu, pathOf, Sign, span, stamp, useDesk,
+  addressOf, Bars, call, count, cut, go, guarded, html, may, Menu, pathOf, Sign, span, stamp, trouble,
+  useDesk, useEffect,
   useLive, useState, useTitle, when, Window, windowFor, windowOf, withoutWindow,
 } from "./ui.js";
 
-const KIND = "dead-letter", SHOWN = 8, VALUES = 5;
+const KIND = "dead-letter", SHOWN = 8, VALUES = 5, SAME = 4;
 
 // All that is told of a group, asked at once. Other groups of the list are its neighbours.
 async function load(id, filters) {
   const where = { ...windowOf(filters), group: id };
-  const [{ groups }, timeline, { jobs }, hurt, { marks }] = await Promise.all([
+  const [{ groups }, timeline, { jobs }, { marks }] = await Promise.all([
     call("GET", `${KIND}/groups`, { query: { ...where, muted: "true", limit: 1 } }),
     call("GET", `${KIND}/timeline`, { query: where }),
     call("GET", KIND, { query: { ...where, limit: SHOWN } }),
-    call("GET", `${KIND}/by-argument`, { query: where }).catch(() => ({})),
     call("GET", "marks", { query: { limit: 20 } }),
   ]);
   if (groups[0]) names.set(id, nameOf(groups[0]));
   const newest = jobs[0] && await call("GET", pathOf(KIND, jobs[0].id)).catch(() => null);
-  return { id, group: groups[0], timeline, jobs, hurt, marks, newest };
+  return { id, group: groups[0], timeline, jobs, marks, newest };
 }
 
 export function Group({ id, filters }) {
@@ -55,7 +55,8 @@ export function Group({ id, filters }) {
         onBar=${(since, until) => go("letters", { group: id, since, until })} />
       ${known.newest && html`<${Newest} letter=${known.newest} />`}
       <${Letters} ...${{ group, jobs: known.jobs, filters }} /></div>
-    <div class="col"><${Hurt} ...${known.hurt} /><${Happened} group=${group} marks=${known.marks} /></div></div>`;
+    <div class="col"><${Hurt} id=${id} filters=${filters} /><${Happened} group=${group} marks=${known.marks} /></div>
+      </div>`;
 }
 
 // The deaths over time: a drag zooms, and a bar leads to its letters.
@@ -124,24 +125,31 @@ export function argumentsOf({ args, kwargs, parameters = [], note }) {
 }
 
 // Which customers, in which country: an argument that is the same in all explains the most.
-function Hurt({ arguments: all = [], counted = 0, of = 0 }) {
+// They are counted once, and not at each turn: it takes ten thousand letters.
+function Hurt({ id, filters }) {
+  const [{ arguments: all = [], counted = 0, of = 0 }, setAll] = useState({});
+  useEffect(() => {
+    const query = { ...windowOf(filters), group: id };
+    call("GET", `${KIND}/by-argument`, { query }).then(setAll).catch(trouble);
+  }, [id, JSON.stringify(filters)]);
   const same = all.filter((one) => one.one_value && counted > 1), others = all.filter((one) => !one.one_value);
   const [name, setName] = useState(""), shown = others.find((one) => one.name === name) || others[0];
   if (!all.length) return null;
   const put = ({ target }) => setName(target.value), more = shown ? shown.values.slice(VALUES) : [];
-  return html`<section aria-label="Whom it hurts"><header><h2>Whom it hurts</h2>${others.length > 0 &&
-    html`<label class="s q">by ${" "}
-      <select aria-label="Argument" value=${shown.name} onChange=${put}>${others.map((one) =>
-        html`<option>${one.name}</option>`)}</select></label>`}</header>
-    ${same.map((one) => html`<p class="note s">
-      <b>All ${count(counted)} have <code>${one.name} = ${cut(told(one.values[0].value), 80)}</code>.</b></p>`)}
+  const by = others.length > 1 ? html`<label class="s q">by${" "}<select aria-label="Argument" value=${shown.name}
+      onChange=${put}>${others.map((one) => html`<option value=${one.name}>${one.name}</option>`)}</select></label>`
+    : shown && html`<span class="s q">by ${shown.name}</span>`;
+  const facts = same.slice(0, SAME).map((one, n) =>
+    html`${n > 0 && " and "}<code>${one.name} = ${cut(told(one.values[0].value), 80)}</code>`);
+  return html`<section aria-label="Whom it hurts"><header><h2>Whom it hurts</h2>${by}</header>
+    ${same.length > 0 && html`<p class="note s"><b>All ${count(counted)} have ${facts}.</b></p>`}
     ${counted < of && html`<p class="q s">Counted: the newest ${count(counted)} of ${count(of)}.</p>`}
     <ol>${shown?.values.slice(0, VALUES).map(({ value, count: n }) => html`<li class="share" key=${told(value)}>
       <code class="one" title=${told(value)}>${cut(told(value), 80)}</code>
       <svg class="meter" height="8" aria-hidden="true"><rect class="t" width="100%" height="8" rx="2" />
         <rect class="f-died" width="${(100 * n) / counted}%" height="8" rx="2" /></svg>
       <span class="num">${count(n)}</span></li>`)}
-      ${more.length > 0 && html`<li class="share s q">and ${many(more.length, "more", "more")}</li>`}</ol></section>`;
+      ${more.length > 0 && html`<li class="share s q">and other values</li>`}</ol></section>`;
 }
 
 const told = (value) => (typeof value === "string" ? value : JSON.stringify(value));

@@ -62,7 +62,7 @@ export function Menu({ label, items }) {
     ? html`<a href=${href}>${text}</a>`
     : html`<button type="button" class=${danger ? "died" : ""} disabled=${isOff} data-key=${key} onClick=${chosen(act)}>
         ${text}${key && html`<kbd>${key}</kbd>`}</button>`);
-  return html`<details class="menu" ref=${place} onToggle=${() => setOpen(place.current.open)}>
+  return html`<details class="menu" ref=${place} onToggle=${({ target }) => setOpen(target.open)}>
     <summary aria-label=${`Actions: ${label}`}>⋯</summary>
     <div>${shown.filter(Boolean).map((item) => [item.danger && html`<hr />`, entry(item)])}</div>
   </details>`;
