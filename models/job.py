@@ -40,6 +40,8 @@ class Rules(NamedTuple):
     blinks: int = 0  # a worker is cut off for longer than a suspicion, and not for as long as its reservation
     losses: int = 0  # a connection to the broker, or an acknowledgement
     replays: int = 0
+    deletes: int = 0  # an operator deletes the letter, which goes into the bin
+    undoes: int = 0  # an operator brings it back
     snoozes: int = 0
     holds: int = 0  # a hold or a limit keeps a reserved attempt from its begin
     backs: int = 0  # attempts that a shutdown gives back
@@ -89,6 +91,7 @@ class State(NamedTuple):
     claimed: str = ""  # the scheduler's step with the parked retry: "", "claimed", "published"
     letter: Msg | None = None
     replaying: str = ""  # the operator's step with the letter: "", "claimed", "published"
+    bin: Msg | None = None  # the letter that an operator has deleted, while an undo may bring it back
     dead: bool = False  # a letter in the broker's dead queue: only a broken twin writes one
     # What follows is only watched, and steers nothing.
     told: int = 0  # how often a success was told: its result stored, what follows it sent
@@ -103,7 +106,7 @@ class State(NamedTuple):
 
 KINDS = (
     *("crashes", "cuts", "blinks", "losses", "replays", "snoozes", "holds"),
-    *("backs", "stops", "cancels", "answers"),
+    *("backs", "stops", "cancels", "answers", "deletes", "undoes"),
 )
 LIVE = ("run", "ok", "ok2", "told", "fail", "snooze", "back", "onward", "snoozed", "held", "sent", "parking")
 DROPPED = "I3 a success was heard and dropped, and the job is a dead letter"
@@ -452,8 +455,10 @@ def of_scheduler(s: State, rules: Rules) -> Iterator[Step]:
 def of_operator(s: State, rules: Rules) -> Iterator[Step]:
     """Yield the steps of an operator: a replay claims, publishes and deletes; a cancel is one step.
 
-    replaying.py, dead_letters.py; waiting.py, which refuses what is claimed, or has begun.
+    replaying.py, dead_letters.py; waiting.py, which refuses what is claimed, or has begun. An undo looks at
+    the record in the same step: store/sql/bin.py, `take_out`; redis/lua/restore.lua.
     """
+    yield from of_bin(s, rules)
     if s.letter and not s.replaying and (t := spend(s, "replays")):
         yield "a replay claims the letter", False, t._replace(replaying="claimed"), ""
         if "delete_first" in rules.broken and (u := spend(t, "crashes")):
@@ -474,6 +479,16 @@ def of_operator(s: State, rules: Rules) -> Iterator[Step]:
             yield f"an operator cancels the retry, and settles {s.parked.fence}", False, t, ""
 
 
+def of_bin(s: State, rules: Rules) -> Iterator[Step]:
+    """Yield a deletion of the letter, and an undo, which brings it back unless its job has begun again."""
+    if s.letter and not s.replaying and (t := spend(s, "deletes")):
+        yield "an operator deletes the letter", False, t._replace(letter=None, bin=s.letter), ""
+    if s.bin and not s.letter and (t := spend(s, "undoes")):
+        begun = s.rec and (s.rec.fence, not s.rec.settled) > (s.bin.fence, False)
+        if not begun or "undo_is_blind" in rules.broken:
+            yield f"an undo brings letter {s.bin.fence} back", False, t._replace(letter=s.bin, bin=None), ""
+
+
 def at_rest(s: State) -> bool:
     """Whether nothing is under way: no message, no retry, no step of anybody."""
     return not (s.queue or s.parked or s.replaying) and all(w.pc == "idle" and not w.later for w in s.workers)
@@ -483,7 +498,7 @@ def wrong_in(s: State) -> str:
     """Return what is wrong in a state; the steps themselves tell of what must not happen."""
     if s.letter and s.dead:
         return "I3 two dead letters, of store and broker"
-    has_place = s.queue or s.parked or s.letter or s.dead or s.told or s.excused or s.cancelled
+    has_place = s.queue or s.parked or s.letter or s.dead or s.told or s.excused or s.cancelled or s.bin
     if not has_place and all(w.pc == "idle" or (w.pc in ("ack", "drop") and not w.mine) for w in s.workers):
         return "I1 the job is lost"
     if at_rest(s):
@@ -602,6 +617,15 @@ SCENES: dict[str, Scene] = {
     "one attempt, a stop, out of reach for long": (Rules(1, stops=1, cuts=1, losses=1), {DROPPED}),
     "one attempt, a replay": (Rules(1, replays=1, losses=1), set()),
     "one attempt, a replay, out of reach for seconds": (Rules(1, replays=1, blinks=1), set()),
+    "one attempt, a replay, a deletion, an undo": (
+        Rules(1, replays=1, deletes=1, undoes=1, losses=1),
+        set(),
+    ),
+    "two replays, two deletions, two undoes": (
+        Rules(1, replays=2, deletes=2, undoes=2, crashes=1),
+        set(),
+    ),
+    "an undo, out of reach for seconds": (Rules(1, replays=1, deletes=1, undoes=1, blinks=1), set()),
     "an answer is lost, a retry is cancelled": (Rules(answers=1, cancels=1, losses=1), set()),
     "a delay that its producer stores": (Rules(delay="stored", cancels=1, losses=1), set()),
     "a delay that a worker takes over": (Rules(delay="sent", cancels=1, losses=1), set()),
@@ -653,6 +677,10 @@ TWINS: dict[str, tuple[str, Rules]] = {
     "buries_anywhere": ("a job is buried in the broker while the store is away", Rules(1, cuts=1, losses=1)),
     "success_leaves": ("a success leaves the letter of its job", Rules(1, snoozes=1)),
     "success_leaves a replay's": ("the same, of a replay", Rules(1, replays=1)),
+    "undo_is_blind": (
+        "an undo does not look whether the job has begun",
+        Rules(1, replays=1, deletes=1, undoes=1),
+    ),
     "stop_counts": ("a worker that is killed while it stops has used an attempt", Rules(stops=1)),
     "stop_releases": ("its attempt begins anew by the same message", Rules(stops=1)),
     "stop_is_death": ("a worker that stops counts as dead at once", Rules(stops=1, losses=1)),

@@ -19,6 +19,7 @@ from .errors import (
     NothingMatched,
     NotInTransaction,
     NotResumable,
+    NotUndoable,
     OperationNotFound,
     StoreError,
     Unpublishable,
@@ -36,6 +37,7 @@ from .operations.operation import Operation
 from .operations.rates import RateHistory
 from .operations.replaying import Bulk, ReplayRule
 from .operations.retention import Retention
+from .operations.undoing import Undone
 from .operations.waiting import Drained
 from .operations.webhooks import Webhook
 from .rules.backoff import Intervals, Jitter, Seeded
@@ -107,6 +109,7 @@ __all__ = [
     "NotFound",
     "NotInTransaction",
     "NotResumable",
+    "NotUndoable",
     "NothingMatched",
     "OJSError",
     "Operation",
@@ -133,6 +136,7 @@ __all__ = [
     "Store",
     "StoreError",
     "Timeline",
+    "Undone",
     "Unpublishable",
     "Unreachable",
     "Unroutable",

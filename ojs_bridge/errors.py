@@ -12,6 +12,7 @@ BridgeError
 ├── Unpublishable             no broker will ever take this message
 ├── Unroutable                no queue takes this message as things are
 ├── NotResumable              a bulk operation is done, or runs elsewhere
+├── NotUndoable               a deletion is no deletion, still runs, or has nothing in the bin
 └── NotFound                  a KeyError
     ├── LetterNotFound
     ├── OperationNotFound
@@ -105,6 +106,10 @@ class LetterNotFound(NotFound):
 
 class NotResumable(BridgeError):
     """A bulk operation is done, or another process carries it out."""
+
+
+class NotUndoable(BridgeError):
+    """A deletion cannot be undone: nothing of it is in the bin, it still runs, or it is no deletion."""
 
 
 class OperationNotFound(NotFound):

@@ -63,6 +63,8 @@ from .printing import (
 )
 
 group = group_of("dead-letters", "Search, replay and delete dead letters.")
+#: Whether a deletion keeps nothing for an undo.
+Forever: TypeAlias = Annotated[bool, Option("--forever", help="Keep nothing for an undo.")]
 #: Stands for stdin or stdout in place of a file.
 _PIPE = "-"
 #: A letter comes so long after its death at most: a worker's clock may be late, and its store away.
@@ -143,14 +145,16 @@ def arguments(
 
 
 @command(group, "delete", changes=True)
-def delete(place: Place, ids: Ids, yes: Yes = False, as_json: AsJson = False) -> int | None:
-    """Delete dead letters by their ids; asks."""
+def delete(
+    place: Place, ids: Ids, forever: Forever = False, yes: Yes = False, as_json: AsJson = False
+) -> int | None:
+    """Delete dead letters by their ids; asks. For an hour `undo` brings them back."""
     letters = place.bridge.dead_letters
     ids = whole(ids, letters.id_of)
     chosen = [*found_of(letters.get, ids)]
     if chosen:
         ask(f"Delete {letter_count(len(chosen))} from {place}?", letters_table(chosen), yes=yes)
-    return each(ids, letters.delete, "deleted", as_json=as_json)
+    return each(ids, partial(letters.delete, forever=forever), "deleted", as_json=as_json)
 
 
 @command(group, "purge", changes=True)
@@ -158,11 +162,12 @@ def purge(
     place: Place,
     chosen: LetterChoice,
     everything: Annotated[bool, Option("--all", help="Delete all dead letters.")] = False,
+    forever: Forever = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> int | None:
-    """Delete all dead letters that the filters choose; asks."""
+    """Delete all dead letters that the filters choose; asks. For an hour `undo` brings them back."""
     if chosen == LetterChoice() and not everything:
         raise ValueError("purge: say which: options such as --queue and --type, or --all")
     letters, now = place.bridge.dead_letters, place.bridge.engine.now()
@@ -174,7 +179,7 @@ def purge(
     if matched.total:
         keep = f"To keep them first: ojs-bridge dead-letters export {chosen.words()}FILE, from the same store"
         ask(f"Delete {letter_count(matched.total)} from {place}?", *counts(matched), Text(keep), yes=yes)
-    return begin(place, "purge", where, as_json=as_json)
+    return begin(place, "purge", where, forever=forever, as_json=as_json)
 
 
 @command(group, "prune", changes=True)

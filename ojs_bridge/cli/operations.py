@@ -115,6 +115,25 @@ def resume(place: Place, operation_id: Id, as_json: AsJson = False) -> int | Non
     return carry_out(place, operations.resume(operation_id), as_json=as_json)
 
 
+def undo(
+    place: Place,
+    deletion: Annotated[
+        str, Argument(metavar="ID", help="A purge's operation, or the record of a deletion in `audit`.")
+    ],
+    as_json: AsJson = False,
+) -> int | None:
+    """Bring deleted dead letters back, for an hour after their deletion.
+
+    A letter stays deleted if its job has begun again, or died again, since.
+    """
+    undone = place.bridge.operations.undo(deletion)
+    stayed = f", {undone.stayed:,} stayed in the bin" if undone.stayed else ""
+    words = [f"{letter_count(undone.restored)} back{stayed}"]
+    reasons = [table(("id", "why it stayed"), undone.reasons)] if undone.reasons else []
+    answer(undone.to_ojs(), *words, *reasons, as_json=as_json)
+    return INCOMPLETE if undone.stayed else None
+
+
 @command(group, "rest", changes=True)
 def rest(place: Place, operation_id: Id, as_json: AsJson = False) -> int | None:
     """Send the dead letters that a probe (`replay --limit`) has left, as the probe was sent; it goes once."""
@@ -146,6 +165,8 @@ def carry_out(place: Place, operation: Operation, *, as_json: bool) -> int | Non
     answer(_json_of(ended), _progress(ended), *_stayed(ended), as_json=as_json)
     if ended.jobs and (ended.jobs.waiting or ended.jobs.running):
         say(f"what becomes of them: ojs-bridge operations show {ended.id}")
+    if ended.action == "purge" and ended.succeeded and not ended.forever:
+        say(f"within an hour: ojs-bridge undo {ended.id}")
     if ended.rest:
         say(f"{letter_count(ended.rest)} are left; send them: ojs-bridge operations rest {ended.id}")
     if ended.state == "done":

@@ -108,6 +108,7 @@ def job(
 command(program, "now", panel=_RUNNING)(moments.now)
 command(program, "rates", panel=_RUNNING)(moments.rates)
 command(program, "report", panel=_RUNNING)(moments.report)
+command(program, "undo", changes=True, panel=_FAILED)(operations.undo)
 command(program, "pause", changes=True, panel=_RUNNING)(holds.pause)
 command(program, "resume", changes=True, panel=_RUNNING)(holds.resume)
 command(program, "holds", panel=_RUNNING)(holds.holds)

@@ -29,12 +29,14 @@ from .requests import (
     EARLIEST,
     Asked,
     Counted,
+    DeleteQuery,
     LettersQuery,
     Move,
     Older,
     OlderQuery,
     Paging,
     Purge,
+    PurgeBody,
     PurgeQuery,
     Replay,
     ReplayOne,
@@ -213,10 +215,12 @@ class Letters:
         return {"jobs": jobs, "total": place["total"], "pagination": place}
 
     @answers(LETTERS, "DELETE", "/dead-letter", many=True)
-    async def purge(self, query: PurgeQuery, body: Purge) -> Response:
+    async def purge(self, query: PurgeQuery, body: PurgeBody) -> Response:
         """Purge dead letters."""
-        asked = body if _by_body(query, body) else Purge(filter=query, confirm=query.confirm is not None)
-        return await self._many("purge", self._bridge.dead_letters.purge, asked)
+        asked: PurgeQuery | PurgeBody = body if _by_body(query, body) else query
+        purge = body if asked is body else Purge(filter=query, confirm=query.confirm is not None)
+        act = partial(self._bridge.dead_letters.purge, forever=bool(asked.forever))
+        return await self._many("purge", act, purge)
 
     @answers(LETTERS, "DELETE", "/admin/dead-letter", many=True)
     @answers(LETTERS, "POST", "/dead-letter/purge", many=True)
@@ -230,7 +234,8 @@ class Letters:
         is_chosen = request.method == "POST" and until is not None and until < now
         where = None if until is None else requests.Filter(until=until)
         purge = Purge(filter=where, confirm=bool(asked.confirm) or is_chosen)
-        return await self._many("purge", self._bridge.dead_letters.purge, purge)
+        act = partial(self._bridge.dead_letters.purge, forever=bool(asked.forever))
+        return await self._many("purge", act, purge)
 
     @answers(LETTERS, "GET", "/admin/dead-letter/stats")
     @answers(LETTERS, "GET", "/dead-letter/stats")
@@ -297,10 +302,10 @@ class Letters:
 
     @answers(LETTERS, "DELETE", "/admin/dead-letter/{id}", empty=True)
     @answers(LETTERS, "DELETE", "/dead-letter/{id}")
-    def delete(self, job_id: str) -> shapes.Deleted:
+    def delete(self, job_id: str, query: DeleteQuery) -> shapes.Deleted:
         """Delete a dead letter."""
         try:
-            letter = self._bridge.dead_letters.delete(job_id)
+            letter = self._bridge.dead_letters.delete(job_id, forever=query.forever is not None)
         finally:
             self.changed()
         return {"deleted": True, "job_id": letter.id}

@@ -12,14 +12,15 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from ..bridge import Bridge
-from ..errors import NothingMatched, NotResumable, OperationNotFound, StoreError
+from ..errors import NotFound, NothingMatched, NotResumable, NotUndoable, OperationNotFound, StoreError
 from ..operations.bulk import Preview
 from ..operations.operation import ON_WAITING, Action, Operation, action_from_json, action_to_json
 from ..operations.replaying import Bulk
 from ..rules.job import format_time
 from . import shapes
-from .answers import Answer, Refusal, invalid, too_many
-from .requests import Begin, DiedQuery, Limited
+from .answers import Answer, Refusal, invalid, not_found, too_many
+from .bulk import Begin
+from .requests import DiedQuery, Limited
 from .routes import Operation as Route
 from .routes import answers
 
@@ -84,6 +85,7 @@ class Operations:
                 at=body.at,
                 limit=body.limit,
                 newest=body.newest,
+                forever=body.forever,
             )
 
         try:
@@ -106,6 +108,19 @@ class Operations:
             return self._carried_out(lambda: self._bridge.operations.rest(job_id))
         except (NotResumable, NothingMatched) as error:
             raise Refusal(409, "x_conflict", str(error)) from None
+
+    @answers(OPERATIONS, "POST", "/audit/{id}/undo")
+    @answers(OPERATIONS, "POST", "/operations/{id}/undo")
+    def undo(self, job_id: str) -> shapes.Undone:
+        """Bring the dead letters of a deletion back, within an hour; by its record, or its operation."""
+        try:
+            return cast(shapes.Undone, self._bridge.operations.undo(job_id).to_ojs())
+        except NotFound:
+            raise not_found("deletion", job_id) from None
+        except NotUndoable as error:
+            raise Refusal(409, "x_conflict", str(error)) from None
+        finally:
+            self._changed()
 
     @answers(OPERATIONS, "GET", "/operations/{id}/dead-letters")
     def died_again(self, job_id: str, query: DiedQuery) -> shapes.DiedAgain:

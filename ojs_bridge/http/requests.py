@@ -23,7 +23,6 @@ from typing_extensions import Self
 from .. import store
 from ..engine import runs
 from ..messages import OWN_META
-from ..operations.operation import MAX_IDS, JsonAction, action_from_json, check, check_probe
 from ..rules.faults import State
 from ..rules.job import parse_time
 from ..rules.notations import DURATION, parse_duration
@@ -104,6 +103,8 @@ Policy: TypeAlias = Annotated[
     dict[str, Finite],
     Field(json_schema_extra={"properties": _POLICY["properties"], "additionalProperties": False}),
 ]
+#: The word `true` in a query: a deletion keeps nothing for an undo.
+Forever: TypeAlias = Literal["true"] | None
 #: The spec allows 100 entries at most (http 17.1).
 Limit: TypeAlias = Annotated[int, Field(ge=1, le=100, description="The most entries of the page")]
 Rate: TypeAlias = Annotated[float, Field(ge=0.1, le=10_000, description="Jobs a second")]
@@ -336,12 +337,19 @@ class AuditQuery(Since):
     cursor: Cursor | None = None
 
 
+class DeleteQuery(Asked):
+    """How a letter is deleted: `forever`, with no undo, or as an undo within an hour takes it back."""
+
+    forever: Forever = None
+
+
 class PurgeQuery(Filter):
     """A purge, by a query; the word `true` is the consent to it."""
 
     model_config = ConfigDict(json_schema_extra={"required": ["confirm"]})
 
     confirm: Literal["true"] | None = None
+    forever: Forever = None
 
 
 class Purge(Change):
@@ -358,11 +366,18 @@ class Purge(Change):
         return (self.filter or Filter()).where()
 
 
+class PurgeBody(Purge):
+    """A purge, by a body; `forever` keeps nothing for an undo."""
+
+    forever: bool = False
+
+
 class OlderQuery(Asked):
     """A purge by age, by a query; the word `true` is the consent to it."""
 
     older_than: Age | None = None
     confirm: Literal["true"] | None = None
+    forever: Forever = None
 
 
 class Older(Change):
@@ -370,6 +385,7 @@ class Older(Change):
 
     older_than: Age | None = None
     confirm: bool = False
+    forever: bool = False
 
 
 class Replay(Purge):
@@ -395,34 +411,6 @@ class Override(Asked):
     def changes(self) -> runs.Override:
         """Return the changes as the library takes them."""
         return runs.Override(**dict(self))
-
-
-class Begin(Purge):
-    """A bulk operation on the letters or waiting jobs of a filter, or of some ids; `at` is for a move."""
-
-    model_config = ConfigDict(json_schema_extra={"required": ["action", "confirm"]})
-
-    filter: AnyFilter | None = None
-    action: JsonAction
-    at: Time | None = None
-    ids: Annotated[list[Word], Field(min_length=1, max_length=MAX_IDS)] | None = None
-    override: Override | None = None
-    rate: Rate | None = None
-    stop_if_failing: (
-        Annotated[float, Field(ge=0, lt=1, description="The share of replayed jobs that die again")] | None
-    ) = None
-    limit: (
-        Annotated[int, Field(ge=1, le=MAX_IDS, description="A probe: so many letters; the rest later")] | None
-    ) = None
-    newest: Annotated[bool, Field(description="With a limit: the newest letters, not the oldest")] = False
-
-    @model_validator(mode="after")
-    def _is_possible(self) -> Self:
-        override = dict(self.override or ())
-        action = action_from_json(self.action)
-        check_probe(action, self.ids, self.limit, newest=self.newest)
-        check(action, self.ids, override, self.rate, self.stop_if_failing, self.at, self.where())
-        return self
 
 
 class ReplayOne(Change):

@@ -221,6 +221,14 @@ class Result(TypedDict):
     errors: list[Failed]
 
 
+class Undone(TypedDict):
+    """The outcome of an undo: how many letters are back, and how many stay in the bin; why, of a hundred."""
+
+    restored: Count
+    stayed: Count
+    errors: list[Failed]
+
+
 class BulkOperation(TypedDict):
     """A bulk operation; `ids` is the number of its ids, `changes` the names of what its override changes.
 
@@ -253,6 +261,7 @@ class BulkOperation(TypedDict):
     rest: Count | None
     rest_operation: str
     rest_of: str
+    forever: bool
 
 
 class Dead(TypedDict):

@@ -22,17 +22,20 @@ from pydantic import TypeAdapter
 
 from ..engine.context import Context
 from ..engine.events import Event
-from ..errors import BridgeError, StoreError, Unpublishable
+from ..errors import BridgeError, NotFound, NotUndoable, StoreError, Unpublishable
 from ..rules.job import format_time
 from ..rules.notations import check_pattern, matches
 from ..store import Document, Documents, readable
 from .letters import page_size
+from .undoing import Undone, bring_back
 
 logger = logging.getLogger("ojs_bridge")
 
 Via: TypeAlias = Literal["code", "cli", "http"]
 
 KIND, MARK = "audit", "mark"
+#: The action that an undo takes back.
+DELETION = "dead_letter.delete"
 #: How long the store keeps records.
 KEPT = timedelta(days=180)
 #: The most ids of a record, and the most characters of a text in it.
@@ -195,6 +198,30 @@ class Audit:
         known = [document] if document else []
         for revision, record in readable(known, lambda one: (one.revision + 1, _read(one))):
             self._write(replace(record, outcome=outcome, count=count), revision)
+
+    def get(self, record_id: str) -> Record:
+        """Return a record; raises NotFound."""
+        document = self._documents.get(KIND, record_id)
+        if document is None:
+            raise NotFound(f"there is no record {record_id!r}")
+        return _read(document)
+
+    def undo(self, record_id: str) -> Undone:
+        """Bring the letters back that an action has deleted, by its record; raises NotFound, NotUndoable.
+
+        A letter whose job has gone on since stays in the bin: the Undone says why.
+        """
+        record = self.get(record_id)
+        if record.action != DELETION:
+            raise NotUndoable(f"record {record_id!r} is of the action {record.action}, which has no undo")
+        return self.bring_back(str(record.subject.get("operation") or record_id))
+
+    def bring_back(self, deletion: str) -> Undone:
+        """Bring the letters of a deletion back, which is an operation, or the record of a single one."""
+        with self.recording("dead_letter.undo", deletion=deletion) as entry:
+            undone = bring_back(self._context.store_for("dead letters").letters, deletion)
+            entry.count = undone.restored
+        return undone
 
     def list(
         self,

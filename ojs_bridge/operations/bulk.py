@@ -19,7 +19,7 @@ from typing_extensions import Unpack
 
 from ..engine.context import Context
 from ..engine.runs import Override
-from ..errors import NothingMatched, NotResumable, Unreachable
+from ..errors import NothingMatched, NotResumable, NotUndoable, OperationNotFound, Unreachable
 from ..rules.job import format_time
 from ..store import EVERYTHING, Fields, Filter, Letter
 from .audit import Audit
@@ -35,10 +35,12 @@ from .operation import (
     Operation,
     State,
     check,
+    check_forever,
     check_probe,
 )
 from .replaying import Bulk
 from .running import Running
+from .undoing import Undone, undo_until
 from .waiting import Waiting, due_from
 
 #: More waiting jobs are not read for their job types.
@@ -75,6 +77,7 @@ class Operations:
         at: datetime | None = None,
         limit: int | None = None,
         newest: bool = False,
+        forever: bool = False,
         **fields: Unpack[Fields],
     ) -> Operation:
         """Write a new operation on the letters or jobs of a filter, or of some ids; `run` carries it out.
@@ -82,12 +85,14 @@ class Operations:
         `override` and `rate` are as for `DeadLetters.replay_all`. `stop_if_failing` is a share from 0 to 1:
         the operation stops when a larger share of the newest jobs has failed an attempt; jobs without an
         outcome do not count. `at` is as for `Waiting.move`. A replay with a `limit` is a probe: it sends so
-        many letters of the filter, the oldest, or the `newest`; `rest` sends the others later. Raises
-        ValueError and InvalidRetryPolicy, and NothingMatched for a filter that has nothing now.
+        many letters of the filter, the oldest, or the `newest`; `rest` sends the others later. For an hour
+        `undo` brings back what a purge has deleted, unless it is `forever`. Raises ValueError and
+        InvalidRetryPolicy, and NothingMatched for a filter that has nothing now.
         """
         where = replace(where, **fields)
         check(action, ids, override, rate, stop_if_failing, at, where)
         check_probe(action, ids, limit, newest=newest)
+        check_forever(action, forever=forever)
         now = self._ledger.now()
         if ids is None:
             total, where = self._matched(action, where), where.until_now(now)
@@ -111,6 +116,7 @@ class Operations:
             total,
             limit=limit,
             newest=newest,
+            forever=forever,
         )
         return self._write(operation, ids)
 
@@ -166,6 +172,9 @@ class Operations:
         subject: dict[str, Any] = {"ids": ids} if is_chosen else {"filter": operation.kind}
         subject |= {"operation": operation.id, "changes": sorted(operation.override)}
         subject |= {"limit": operation.limit, "rest_of": operation.rest_of or None}
+        if operation.action == "purge":
+            until = {"undo_until": undo_until(operation.began_at)}
+            subject |= {"forever": True} if operation.forever else until
         if operation.at:
             subject["at"] = format_time(operation.at)
         with self._audit.recording(RECORDED[operation.action], **subject) as entry:
@@ -259,6 +268,22 @@ class Operations:
         if operation.state == "interrupted":
             self._audit.end(operation.record, operation.state, operation.succeeded - operation.recorded)
         return resumed
+
+    def undo(self, deletion: str) -> Undone:
+        """Bring the letters of a deletion back: a purge that has ended, or the record of a single deletion.
+
+        A letter whose job has gone on since stays in the bin: the Undone says why. Raises NotFound, and
+        NotUndoable.
+        """
+        try:
+            operation = self.get(deletion)
+        except OperationNotFound:
+            return self._audit.undo(deletion)
+        if operation.action != "purge":
+            raise NotUndoable(f"operation {deletion!r} is a {operation.action}, which has no undo")
+        if not operation.has_ended:
+            raise NotUndoable(f"operation {deletion!r} is {operation.state}: stop it first")
+        return self._audit.bring_back(deletion)
 
     def died_again(
         self, operation_id: str, *, limit: int = 50, cursor: str | None = None

@@ -18,9 +18,9 @@ from ..engine.runs import Changes, Override
 from ..errors import LetterNotFound, StoreError, Unstorable
 from ..rules.job import Job, format_time
 from ..rules.notations import format_duration
-from ..store import EVERYTHING, Claimed, Fields, Filter, Letter, Letters, Page, Stats, to_json
+from ..store import EVERYTHING, Bin, Claimed, Fields, Filter, Letter, Letters, Page, Stats, to_json
 from .arguments import LETTERS, Arguments, count_arguments
-from .audit import Audit, uninterrupted
+from .audit import DELETION, Audit, uninterrupted
 from .groups import Groups, Timeline, timeline
 from .letters import (
     CLAIM_SECONDS,
@@ -43,6 +43,7 @@ from .letters import (
 )
 from .replaying import Bulk, Replayer, ReplayRule, apply_rules, job_of, send, why_not
 from .retention import PERIOD, Pruner, Retention, fullness_of
+from .undoing import undo_until
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -157,13 +158,18 @@ class DeadLetters:
         return why_not(self._context, letter)
 
     @uninterrupted()
-    def delete(self, letter_id: str) -> Letter:
-        """Delete a dead letter, and return it; raises LetterNotFound, also while a process replays it."""
+    def delete(self, letter_id: str, *, forever: bool = False) -> Letter:
+        """Delete a dead letter, and return it; raises LetterNotFound, also while a process replays it.
+
+        For an hour `bridge.audit.undo` brings it back, unless it is deleted `forever`.
+        """
         claimed, whole_id = self._claim(letter_id)
-        with self._audit.recording("dead_letter.delete", ids=[whole_id]):
+        subject = {"forever": True} if forever else {"undo_until": undo_until(self._clock())}
+        with self._audit.recording(DELETION, ids=[whole_id], **subject) as entry:
             letter = _only(claimed, whole_id)
             self._letters.forget_errors(whole_id)
-            if not self._letters.delete([whole_id], claimed.claim):
+            into = None if forever else Bin(entry.id, self._clock())
+            if not self._letters.delete([whole_id], claimed.claim, into):
                 raise LetterNotFound(f"dead letter {whole_id!r} was replayed, and its job has died again")
         self._context.emit(deleted(job_of(letter), self._clock()))
         return letter
@@ -182,24 +188,31 @@ class DeadLetters:
         where: Filter = EVERYTHING,
         *,
         confirm: bool = False,
+        forever: bool = False,
         progress: Callable[[int], object] | None = None,
         **fields: Unpack[Fields],
     ) -> Bulk:
         """Delete all dead letters of a filter; without `confirm` only count them.
 
-        A letter that is being replayed stays, and counts as failed. `progress` is as for `replay_all`.
+        A letter that is being replayed stays, and counts as failed. For an hour `bridge.operations.undo`
+        brings them back, unless they are deleted `forever`. `progress` is as for `replay_all`.
         """
         where = replace(where, **fields)
-        return self.carry_out("purge", where, progress) if confirm else self._counted(where)
+        if not confirm:
+            return self._counted(where)
+        return self.carry_out("purge", where, progress, forever=forever)
 
-    def purge_pages(self, pages: Iterable[Sequence[Letter]], progress: Callable[[Bulk], object]) -> Bulk:
-        """Delete pages of letters; `progress` is called with the outcome so far."""
+    def purge_pages(
+        self, pages: Iterable[Sequence[Letter]], progress: Callable[[Bulk], object], deletion: str | None
+    ) -> Bulk:
+        """Delete pages of letters, into the bin of a deletion; `progress` gets the outcome so far."""
         done = Bulk(0)
         try:
             for page in pages:
                 with uninterrupted():
                     matched = done.matched + len(page)
-                    succeeded = done.succeeded + self._letters.prune(page, now=self._clock())
+                    into = None if deletion is None else Bin(deletion, self._clock())
+                    succeeded = done.succeeded + self._letters.prune(page, now=self._clock(), into=into)
                     done = Bulk(matched, succeeded, matched - succeeded)
                     progress(done)
         finally:
@@ -335,10 +348,7 @@ class DeadLetters:
         return count
 
     def apply_replay_rules(self) -> None:
-        """Replay the dead letters that the replay rules name, unless another worker did in this minute.
-
-        Workers call it.
-        """
+        """Replay, in a worker, what the replay rules name, unless another worker did in this minute."""
         apply_rules(self._rules, self._context)
 
     def replayer(self, on_sent: Callable[[Job], object], operation: str = "") -> Replayer:

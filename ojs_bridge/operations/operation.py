@@ -26,6 +26,7 @@ from ..store import (
     reading,
     to_ms,
 )
+from .audit import DELETION
 from .letters import every_page, without_group
 from .replaying import check_rate
 
@@ -45,7 +46,7 @@ ENTRIES = ("dead letters", "waiting jobs")
 #: The names of the actions in the audit.
 RECORDED: Mapping[Action, str] = {
     "replay": "dead_letter.replay",
-    "purge": "dead_letter.delete",
+    "purge": DELETION,
     "run": "waiting.run",
     "move": "waiting.move",
     "cancel": "waiting.cancel",
@@ -111,7 +112,7 @@ class Operation:
 
     A probe has a `limit`: it takes so many letters of its filter, the oldest or the `newest`. When it has
     ended, `rest` is how many its filter still has. `rest_operation` is the operation that sends them, and
-    `rest_of` is the probe of that operation.
+    `rest_of` is the probe of that operation. A purge that is `forever` keeps no letter in the bin.
     """
 
     id: str
@@ -139,6 +140,7 @@ class Operation:
     rest: int | None = None
     rest_operation: str = ""
     rest_of: str = ""
+    forever: bool = False
     revision: int = 1
     jobs: Jobs | None = field(default=None, compare=False)
 
@@ -181,6 +183,12 @@ def action_from_json(action: JsonAction) -> Action:
 def action_to_json(action: Action) -> JsonAction:
     """Return an action as JSON and the store name it."""
     return "retry" if action == "replay" else action
+
+
+def check_forever(action: Action, *, forever: bool) -> None:
+    """Raise ValueError for an action that deletes nothing."""
+    if forever and action != "purge":
+        raise ValueError(f"forever: True goes with a purge, and this is a {action}")
 
 
 def check_probe(action: Action, ids: Sequence[str] | None, limit: int | None, *, newest: bool) -> None:

@@ -20,7 +20,7 @@ from ..engine.rates import IN_BROKER, READ_FOR
 from ..engine.scheduler import once_a_period
 from ..errors import ConfigurationError
 from ..rules.notations import duration_at, read_duration
-from ..store import Document, Documents, Filter, Letter, Store, readable, to_json, to_ms
+from ..store import BIN_KEPT, Document, Documents, Filter, Letter, Store, readable, to_json, to_ms
 from . import audit, health, webhooks
 from .letters import CLAIM_SECONDS
 
@@ -141,6 +141,7 @@ class Pruner:
         for kind, kept in RECORDS.items():
             self._store.documents.forget(kind, before=self._clock() - kept)
         self._store.documents.forget_rates(self._clock())
+        self._store.letters.forget_bin(before=self._clock() - BIN_KEPT)
         self._store.letters.forget_groups(before=self._clock() - GROUPS_KEPT)
         return self.prune()
 

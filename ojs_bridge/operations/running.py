@@ -67,7 +67,8 @@ class Running:
     def _carry_out(self) -> None:
         asked = self._now
         if asked.action == "purge":
-            self._letters.purge_pages(self._pages(self._letters), self._note)
+            deletion = None if asked.forever else asked.id
+            self._letters.purge_pages(self._pages(self._letters), self._note, deletion)
         elif asked.action == "replay":
             override = Override.of(asked.override)
             replayer = self._letters.replayer(self._sent, asked.id)

@@ -35,9 +35,11 @@ from .jobs import (
     WaitingState,
 )
 from .protocol import (
+    BIN_KEPT,
     MAX_NAMESPACE,
     MEMORY,
     REDIS_SCHEMES,
+    Bin,
     Claim,
     Claimed,
     Group,
@@ -54,6 +56,7 @@ from .protocol import (
 from .records import from_json, from_ms, index_text, matches, to_json, to_ms
 
 __all__ = [
+    "BIN_KEPT",
     "BOUNDS",
     "EVERYTHING",
     "KEEP",
@@ -62,6 +65,7 @@ __all__ = [
     "PATIENCE_SECONDS",
     "SECONDS",
     "STATES",
+    "Bin",
     "Claim",
     "Claimed",
     "Document",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os.path
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 from urllib.parse import unquote
 
@@ -18,7 +18,7 @@ from ..rules.fingerprint import fingerprint
 from ..rules.job import ErrorEntry, Job, PlacedEntry, format_time
 from .documents import Documents
 from .filter import EVERYTHING, Filter
-from .jobs import KEEP, ParkedJobs, ReservedRuns, Settle, Transaction
+from .jobs import KEEP, ParkedJobs, Reservation, ReservedRuns, Settle, Transaction
 
 #: The claim of a replay. While it lasts, no other replay gets the letter.
 Claim: TypeAlias = int
@@ -74,6 +74,11 @@ class Letter:
     def job_id(self) -> str:
         """The id of its job. Several letters may have one, where a user has sent jobs under one id."""
         return os.path.commonprefix([self.id, self.key]) if self.key else self.id  # noqa: RUF071 - no paths
+
+    @property
+    def last_run(self) -> Reservation:
+        """The last run of its job before it died. A replay has a higher fence."""
+        return Reservation(self.key or self.id, max(self.fence, self.attempt - 1))
 
     def is_left_by(self, job: Job, at: datetime) -> bool:
         """Return whether an earlier message of this job, which ends at a time, has left the letter behind.
@@ -155,6 +160,17 @@ class Claimed:
 
     claim: Claim
     letters: tuple[Letter, ...]
+
+
+class Bin(NamedTuple):
+    """Where deleted letters are kept: the bin of a deletion, and the time."""
+
+    deletion: str
+    at: datetime
+
+
+#: How long a bin keeps its letters.
+BIN_KEPT = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,11 +300,30 @@ class Letters(Protocol):
     def unclaim(self, letter_ids: Sequence[str], claim: Claim) -> None:
         """End a claim of dead letters; another caller's claim stays."""
 
-    def delete(self, letter_ids: Sequence[str], claim: Claim) -> int:
-        """Delete claimed dead letters; return how many. A letter whose job has died again stays."""
+    def delete(self, letter_ids: Sequence[str], claim: Claim, into: Bin | None = None) -> int:
+        """Delete claimed dead letters; return how many. A letter whose job has died again stays.
 
-    def prune(self, letters: Sequence[Letter], *, now: datetime) -> int:
-        """Delete letters; return how many. A claimed letter, or one whose job has died again, stays."""
+        In the same step they are written into a bin, if one is named.
+        """
+
+    def prune(self, letters: Sequence[Letter], *, now: datetime, into: Bin | None = None) -> int:
+        """Delete letters; return how many. A claimed letter, or one whose job has died again, stays.
+
+        In the same step they are written into a bin, if one is named.
+        """
+
+    def binned(self, deletion: str) -> Iterator[Sequence[Letter]]:
+        """Yield the letters in the bin of a deletion, some hundred at a time."""
+
+    def restore(self, deletion: str, letters: Sequence[Letter]) -> Collection[str]:
+        """Take letters out of a bin, back to the others; return the ids of those that are there now.
+
+        A letter stays in the bin if its job has begun again since, whatever became of that run, or if there
+        is another letter of its id. It is one step: no run of the job begins between the look and the end.
+        """
+
+    def forget_bin(self, *, before: datetime) -> int:
+        """Delete the letters that went into a bin before a time; return how many."""
 
     def stats(self, where: Filter = EVERYTHING) -> Stats:
         """Count the dead letters that match a filter, in all and by kind."""

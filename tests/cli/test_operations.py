@@ -24,7 +24,10 @@ def test_a_purge_is_listed_and_shown(bridge: Bridge, store: str) -> None:
     ran = run("dead-letters", "purge", "--type", "mail.*", "--yes", store=store)
     assert (ran.code, ran.out) == (0, "2 dead letters deleted\n")
     (done,) = bridge.operations.list()
-    assert ran.err == f"operation {done.id}; Ctrl-C stops it\n"
+    assert ran.err.splitlines() == [
+        f"operation {done.id}; Ctrl-C stops it",
+        f"within an hour: ojs-bridge undo {done.id}",
+    ]
     listed = run("operations", "list", store=store).out
     assert [done.id, "purge", "done"] == [
         word for word in listed.split() if word in (done.id, "purge", "done")
@@ -166,3 +169,20 @@ def test_a_search_shows_how_far_it_is_on_a_terminal(bridge: Bridge, store: str) 
     assert done.stdout.startswith(b"4 dead letters")
     assert b"counting" in told
     assert b"4/4" in told
+
+
+def test_an_undo_of_a_deletion(bridge: Bridge, store: str) -> None:
+    ids = sorted(letter.id for letter in bridge.dead_letters.list().letters)
+    ran = run("dead-letters", "purge", "--type", "mail.*", "--yes", store=store)
+    [purge] = bridge.operations.list()
+    assert f"within an hour: ojs-bridge undo {purge.id}\n" in ran.err
+    assert run("undo", purge.id, store=store).out == "2 dead letters back\n"
+    run("dead-letters", "delete", ids[0], "--yes", store=store)
+    [record, *_] = bridge.audit.list().records
+    [undone] = run("undo", record.id, "--json", store=store).json
+    assert undone == {"restored": 1, "stayed": 0, "errors": []}
+    assert sorted(letter.id for letter in bridge.dead_letters.list().letters) == ids
+    again = run("undo", record.id, store=store)
+    assert (again.code, "is in the bin" in again.err) == (2, True)
+    run("dead-letters", "delete", ids[0], "--forever", "--yes", store=store)
+    assert run("undo", bridge.audit.list().records[0].id, store=store).code == 2

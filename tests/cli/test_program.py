@@ -46,7 +46,7 @@ def test_all_commands_are_there() -> None:
     told = run("--help").out
     panels = {
         "Before you install": ("plan", "policy"),
-        "Failed jobs": ("job", "dead-letters", "retries", "operations"),
+        "Failed jobs": ("job", "undo", "dead-letters", "retries", "operations"),
         "Running": (
             *("now", "rates", "report", "pause", "resume", "holds", "limit", "limits", "serve"),
             *("health", "audit", "mark", "waiting", "scheduled"),

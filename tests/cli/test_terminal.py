@@ -115,6 +115,7 @@ def test_every_command_escapes_what_others_say(tmp_path: Path) -> None:
         ["operations", "stop", f"none{EVIL}"],
         ["operations", "resume", operation.id],
         ["operations", "rest", f"none{EVIL}"],
+        ["undo", f"none{EVIL}"],
         ["job", "evil3"],
         ["job", "park3"],
         ["job", f"none{EVIL}"],

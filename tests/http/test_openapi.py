@@ -49,7 +49,9 @@ def beyond_schemas(case: schemathesis.Case) -> bool:
     """Return whether a request may break a rule that no schema can tell: of two parameters, or a policy's."""
     body = case.body if isinstance(case.body, dict) else {}
     override = body.get("override")
-    told = {"filter", "ids", "override", "rate", "stop_if_failing", "at"} & {*body}
+    told = {"filter", "ids", "override", "rate", "stop_if_failing", "at", "limit", "newest", "forever"} & {
+        *body
+    }
     bulk = body.get("action") is not None and (told or body["action"] == "move")
     policy = isinstance(override, dict) and "retry" in override
     searched = {"text", "error_type", "since", "until"} if case.path.endswith("/waiting") else {"text"}
@@ -78,7 +80,7 @@ def beyond_purges(case: schemathesis.Case, body: dict[str, object]) -> bool:
     asked = {**case.query}
     age = str(asked.get("older_than", ""))
     chosen = case.method == "POST" and age.strip("wdhms").strip("0").isdigit()
-    twice = bool(body.keys() & {"older_than", "confirm"})
+    twice = bool(body.keys() & {"older_than", "confirm", "forever"})
     return twice or age.startswith("P") or not (chosen or "confirm" in asked)
 
 

@@ -167,3 +167,22 @@ def test_a_probe_and_its_rest(door: House) -> None:
     nothing = refused(door.client.post(OPERATIONS, json=asked), 404, "not_found")
     assert nothing["message"] == "no dead letters match, so nothing was begun"
     assert len(door.client.get(OPERATIONS).json()["operations"]) == 2
+
+
+def test_what_was_deleted_comes_back(door: House) -> None:
+    """By the record of a deletion, and by the operation of a purge; what was deleted for ever does not."""
+    for n in range(6):
+        door.bury(f"j-{n}")
+    assert door.client.delete(f"{API}/dead-letter/j-0").json()["deleted"] is True
+    assert door.client.delete(f"{API}/dead-letter/j-1", params={"forever": "true"}).status_code == 200
+    purged = ended(door, begin(door, action="purge", ids=["j-2", "j-3"])["id"])
+    gone = door.client.delete(f"{API}/dead-letter", params={"confirm": "true", "forever": "true"}).json()
+    assert (purged["succeeded"], gone["succeeded"], door.ids()) == (2, 2, [])
+    records = door.client.get(f"{API}/audit").json()["records"]
+    undone = [door.client.post(f"{API}/audit/{record['id']}/undo") for record in records]
+    assert [answer.status_code for answer in undone] == [409, 200, 409, 200]
+    assert undone[1].json() == {"restored": 2, "stayed": 0, "errors": []}
+    assert sorted(door.ids()) == ["j-0", "j-2", "j-3"]
+    again = refused(door.client.post(f"{OPERATIONS}/{purged['id']}/undo"), 409, "x_conflict")
+    assert "is in the bin" in again["message"]
+    refused(door.client.post(f"{OPERATIONS}/op-1/undo"), 404, "not_found")

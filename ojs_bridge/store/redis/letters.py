@@ -19,7 +19,20 @@ from ...errors import StoreError
 from ...rules.job import PlacedEntry
 from ..filter import EVERYTHING, Filter
 from ..jobs import Settle
-from ..protocol import NAMED, Claim, Claimed, Group, GroupPage, Letter, Order, Page, Stats, counts_of
+from ..protocol import (
+    BIN_KEPT,
+    NAMED,
+    Bin,
+    Claim,
+    Claimed,
+    Group,
+    GroupPage,
+    Letter,
+    Order,
+    Page,
+    Stats,
+    counts_of,
+)
 from ..records import from_json, index_id, index_text, to_json, to_ms
 from .index import LOT, RedisIndex, Wanted, entry_of, lots, moment, place_of, rows_of, time_of, wanting
 from .jobs import LETTER_KEYS, settle_words
@@ -28,6 +41,8 @@ from .server import RedisServer, Word
 LARGEST_PLACE = 2**63 - 1
 #: How many ids, and how many groups, the server looks through at once: it answers nobody else meanwhile.
 _IDS_AT_ONCE, _GROUPS_AT_ONCE = 5_000, 100
+#: How long a bin keeps its letters, and how many of them the server looks at, or moves, at once.
+_KEPT_MS, _BINNED_AT_ONCE = BIN_KEPT // timedelta(milliseconds=1), 100
 #: A kind of letters: its texts, their number, the places of the oldest and the newest.
 Kind: TypeAlias = tuple[Sequence[str], int, bytes, bytes]
 
@@ -107,12 +122,12 @@ class RedisLetters:
         """Return how many letters there are of some kind."""
         return self._index(where).count(_wanted_kinds(where), where.since, where.until)
 
-    def prune(self, letters: Sequence[Letter], *, now: datetime) -> int:
+    def prune(self, letters: Sequence[Letter], *, now: datetime, into: Bin | None = None) -> int:
         """Delete letters that nobody replays and whose jobs have not died again."""
-        words: list[Word] = [to_ms(now)]
+        words: list[Word] = [to_ms(now), _KEPT_MS]
         for letter in letters:
             words += (index_id(letter.id), _entry(letter))
-        return int(self._server.run("prune", self._keys, words))
+        return int(self._server.run("prune", self._with(into), words))
 
     def get(self, letter_id: str) -> Letter | None:
         """Return a dead letter, or None."""
@@ -144,9 +159,42 @@ class RedisLetters:
         """End the claims that are still ours."""
         self._server.run("unclaim_letters", (self._claims,), (claim, *map(index_id, letter_ids)))
 
-    def delete(self, letter_ids: Sequence[str], claim: Claim) -> int:
+    def delete(self, letter_ids: Sequence[str], claim: Claim, into: Bin | None = None) -> int:
         """Delete the letters whose claim is still ours. A letter that is buried anew has no claim."""
-        return int(self._server.run("delete_letters", self._keys, (claim, *map(index_id, letter_ids))))
+        words: Sequence[Word] = (claim, _KEPT_MS, *map(index_id, letter_ids))
+        return int(self._server.run("delete_letters", self._with(into), words))
+
+    def binned(self, deletion: str) -> Iterator[Sequence[Letter]]:
+        """Yield the letters of a bin; one that stands still may come twice."""
+        cursor = b"0"
+        while True:
+            cursor, rows = self._server.ask("HSCAN", self._bin(deletion), cursor, "COUNT", _BINNED_AT_ONCE)
+            if rows:
+                yield [from_json(Letter, record.decode()) for _, record in rows_of(rows)]
+            if cursor == b"0":
+                return
+
+    def restore(self, deletion: str, letters: Sequence[Letter]) -> Collection[str]:
+        """Take letters out of a bin; each lot in one script."""
+        there = set[str]()
+        for lot in lots(letters, _BINNED_AT_ONCE):
+            keys = [*self._keys, self._first_deaths, self._bin(deletion)]
+            keys += [self._server.reservation_key(letter.last_run) for letter in lot]
+            words: list[Word] = []
+            for letter in lot:
+                words += (index_id(letter.id), _entry(letter), letter.group, letter.last_run.fence)
+            there.update(lot[n].id for n in self._server.run("restore", keys, words))
+        return there
+
+    def forget_bin(self, *, before: datetime) -> int:  # noqa: ARG002
+        """Do nothing: Redis deletes the bins itself."""
+        return 0
+
+    def _bin(self, deletion: str) -> bytes:
+        return self._server.key(f"bin:{index_id(deletion)}")
+
+    def _with(self, into: Bin | None) -> Sequence[bytes]:
+        return [*self._keys, self._bin(into.deletion)] if into else self._keys
 
     def stats(self, where: Filter = EVERYTHING) -> Stats:
         """Count the letters of some kind, in all and by queue, type and last error type."""

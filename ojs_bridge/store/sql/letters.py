@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 from ...rules.job import PlacedEntry
 from ..filter import EVERYTHING, Filter
 from ..jobs import Settle
-from ..protocol import Claim, Claimed, Group, GroupPage, Letter, Page, Stats, counts_of
+from ..protocol import Bin, Claim, Claimed, Group, GroupPage, Letter, Page, Stats, counts_of
 from ..records import (
     from_json,
     from_ms,
@@ -26,10 +26,12 @@ from ..records import (
     to_json,
     to_ms,
 )
+from .bin import put_in, take_out
 from .database import Database
 from .groups import GroupsQuery, chosen
 from .reservations import settling
 from .statements import (
+    BATCH,
     INSERTS,
     Insert,
     Upsert,
@@ -39,11 +41,12 @@ from .statements import (
     updated,
     write_cursor,
 )
-from .tables import errors, groups, letters
+from .tables import bins, errors, groups, letters
 
 logger = logging.getLogger("ojs_bridge")
 
 _REPLACED = ("type", "queue", "error_type", "discarded_ms", "claimed_until", "record", "fault")
+_b = bins.c
 _BURY = Upsert(letters, *_REPLACED)
 _KEEP = Upsert(errors)
 
@@ -135,10 +138,9 @@ class SQLLetters:
         with self._db.connection() as connection:
             return int(connection.execute(query).scalar_one())
 
-    def prune(self, letters_: Sequence[Letter], *, now: datetime) -> int:
+    def prune(self, letters_: Sequence[Letter], *, now: datetime, into: Bin | None = None) -> int:
         """Delete letters that nobody replays and whose jobs have not died again."""
-        free = sa.delete(letters).where(_free(now))
-        return sum(self._db.change(free.where(self._same(batch))) for batch in batches(letters_))
+        return sum(self._remove(sa.and_(_free(now), self._same(lot)), into) for lot in batches(letters_))
 
     def get(self, letter_id: str) -> Letter | None:
         """Return a dead letter, or None."""
@@ -172,10 +174,49 @@ class SQLLetters:
         end = sa.update(letters).values(claimed_until=0).where(letters.c.claimed_until == claim)
         self._db.change_each(end, letters.c.id, [*map(index_id, letter_ids)])
 
-    def delete(self, letter_ids: Sequence[str], claim: Claim) -> int:
+    def delete(self, letter_ids: Sequence[str], claim: Claim, into: Bin | None = None) -> int:
         """Delete the letters whose claim is still ours. A letter that is buried anew has no claim."""
-        delete = sa.delete(letters).where(letters.c.claimed_until == claim)
-        return self._db.change_each(delete, letters.c.id, [*map(index_id, letter_ids)])
+        ours = letters.c.claimed_until == claim
+        if into is None:
+            return self._db.change_each(
+                sa.delete(letters).where(ours), letters.c.id, [*map(index_id, letter_ids)]
+            )
+        return sum(self._remove(sa.and_(ours, self._are(lot)), into) for lot in batches(letter_ids))
+
+    def _remove(self, those: sa.ColumnElement[bool], into: Bin | None) -> int:
+        """Delete letters, in one step with their writing into a bin, if there is one."""
+        if into is None:
+            return self._db.change(sa.delete(letters).where(those))
+        with self._db.connection(durable=True) as connection:
+            return put_in(connection, those, into)
+
+    def binned(self, deletion: str) -> Iterator[Sequence[Letter]]:
+        """Yield the letters of a bin, in the order of their ids."""
+        last = ""
+        while rows := self._bin_page(deletion, last):
+            yield [from_json(Letter, row.record) for row in rows]
+            last = rows[-1].id
+
+    def _bin_page(self, deletion: str, last: str) -> Sequence[Any]:
+        ours = _b.namespace == self._db.namespace, _b.deletion == index_id(deletion)
+        query = sa.select(_b.id, _b.record).where(*ours, _b.id > last).order_by(_b.id).limit(BATCH)
+        with self._db.connection() as connection:
+            return connection.execute(query).all()
+
+    def restore(self, deletion: str, letters_: Sequence[Letter]) -> Collection[str]:
+        """Take letters out of a bin; each lot in one transaction."""
+        # All writers of reservations go by the order of the keys.
+        ordered = sorted(letters_, key=lambda letter: index_id(letter.last_run.key))
+        there = set[str]()
+        for lot in batches(ordered):
+            rows = [(self._letter_row(letter), letter.last_run) for letter in lot]
+            with self._db.connection(durable=True) as connection:
+                there |= take_out(connection, index_id(deletion), rows)
+        return {letter.id for letter in letters_ if index_id(letter.id) in there}
+
+    def forget_bin(self, *, before: datetime) -> int:
+        """Delete old letters of the bins."""
+        return self._db.change(sa.delete(bins).where(_b.deleted_ms < to_ms(before)))
 
     def stats(self, where: Filter = EVERYTHING) -> Stats:
         """Count the letters of some kind, in all and by queue, type and last error type."""

@@ -64,6 +64,18 @@ errors = sa.Table(
     sa.Column("record", sa.Text, nullable=False),
 )
 
+#: Deleted letters, which an undo brings back.
+bins = sa.Table(
+    "ojs_bin",
+    metadata,
+    sa.Column("namespace", sa.String(64), primary_key=True),
+    sa.Column("deletion", ID, primary_key=True),
+    sa.Column("id", ID, primary_key=True),
+    sa.Column("deleted_ms", sa.BigInteger, nullable=False),
+    sa.Column("record", sa.Text, nullable=False),
+    sa.Index("ojs_bin_oldest", "namespace", "deleted_ms"),
+)
+
 # The column with the most values comes first in these indexes: a planner without statistics takes the
 # namespace for selective.
 parked = sa.Table(
