@@ -332,6 +332,7 @@ class MarkBody(Change):
 class AuditQuery(Since):
     """A page of the audit."""
 
+    until: Time | None = None
     who: Pattern | None = None
     action: Pattern | None = None
     cursor: Cursor | None = None

@@ -227,6 +227,7 @@ class Audit:
         self,
         *,
         since: datetime | None = None,
+        until: datetime | None = None,
         who: str | None = None,
         action: str | None = None,
         limit: int = 50,
@@ -234,19 +235,22 @@ class Audit:
     ) -> RecordPage:
         """Return a page of the records, newest first; `who` and `action` may be patterns.
 
+        They are those of `since` or later, and of before `until`.
+
         A page searches 2,000 records: it may have few, or none, and still a cursor. Raises ValueError.
         """
         check_pattern("who", who)
         check_pattern("action", action)
         page_size(limit)
-        size = limit if who is None and action is None else _PAGE
+        size = limit if who is None and action is None and until is None else _PAGE
         records: list[Record] = []
         for _ in range(-(-LOOK_THROUGH // size)):
             page = self._documents.list(KIND, limit=size, cursor=cursor)
             for n, record in readable(enumerate(page.documents, 1), lambda one: (one[0], _read(one[1]))):
                 if since is not None and record.at < since:
                     return RecordPage(tuple(records), None)
-                if matches(record.who, who or "*") and matches(record.action, action or "*"):
+                is_wanted = matches(record.who, who or "*") and matches(record.action, action or "*")
+                if is_wanted and (until is None or record.at < until):
                     records.append(record)
                 if len(records) == limit and n < len(page.documents):
                     # Only the store makes cursors.

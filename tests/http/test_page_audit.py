@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 
 from playwright.sync_api import Browser, expect
@@ -46,4 +47,9 @@ def test_who_did_what(browser: Browser, desk: Desk) -> None:
             bridge.marks.add("v42")
         expect(records.first).to_contain_text("bob")
         expect(page).to_have_title(re.compile("^Audit"))
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="Save as CSV").click()
+        lines = [*csv.DictReader(saved.value.path().open(newline=""))]
+        assert [line["who"] for line in lines] == ["bob", "alice", "alice"]
+        assert [line["reason"] for line in lines[1:]] == [EVIL, "ticket 12"]
         page.close()

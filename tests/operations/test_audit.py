@@ -200,6 +200,7 @@ def test_filters_and_pages(fleet: Lives) -> None:
     assert [r.subject["filter"]["queue"] for r in found] == ["q-7", "q-5", "q-3", "q-1"]
     young = [record for record in records(bridge) if record.at >= found[1].at]
     assert records(bridge, since=found[1].at) == young != records(bridge)
+    assert [*young, *records(bridge, until=found[1].at)] == records(bridge)
     assert records(bridge, action="retry.*") == []
     assert len(records(bridge, action="dead_letter.*", limit=1)) == 1
     for wrong in ({"limit": 0}, {"who": ""}, {"cursor": "x"}):

@@ -14,10 +14,10 @@ export class Refused extends Error {
   }
 }
 
-export async function call(method, path, { query = {}, body, isText = false } = {}) {
+export async function call(method, path, { query = {}, body } = {}) {
   for (;;) {
     const token = sessionStorage.getItem(TOKEN) || "";
-    const answer = await send(method, path, query, body, token, isText ? "*/*" : "application/json");
+    const answer = await send(method, path, query, body, token);
     if (answer.status === 401) {
       // Another request may have asked meanwhile.
       if (token === (sessionStorage.getItem(TOKEN) || "")) await askForToken(token);
@@ -26,16 +26,16 @@ export async function call(method, path, { query = {}, body, isText = false } = 
     const role = answer.headers.get("X-OJS-Bridge-Role");
     if (role) set({ role });
     if (!answer.ok) throw await refused(answer);
-    return isText ? answer.text() : answer.json();
+    return answer.json();
   }
 }
 
 export const pathOf = (kind, id, ...rest) => [kind, encodeURIComponent(id), ...rest].join("/");
 
-async function send(method, path, query, body, token, accept) {
+async function send(method, path, query, body, token) {
   const url = new URL(path, ROOT);
   for (const [name, value] of Object.entries(query)) if (value) url.searchParams.set(name, value);
-  const headers = { Accept: accept, "X-OJS-Bridge": "1" };
+  const headers = { Accept: "application/json", "X-OJS-Bridge": "1" };
   if (token) headers.Authorization = `Bearer ${token}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   try {

@@ -51,7 +51,7 @@ function draw({ row: record, list }) {
 
 // A deletion keeps its letters for an hour.
 function Undo({ record, list }) {
-  const { undo_until: until, id, count: number } = record;
+  const { id, count: number, subject: { undo_until: until } } = record;
   if (!until || Date.parse(until) < Date.now() || !may("delete")) return html`<span></span>`;
   const fields = [], title = "Bring the letters back";
   const lines = [`${count(number || 0)} letters come back, until ${stamp(until)} they can.`];
@@ -64,19 +64,35 @@ function Undo({ record, list }) {
 }
 
 // A subject in a few words: ids, and whatever else there is.
-function told({ ids = [], id_count: all = 0, filter, ...rest }) {
+function told({ ids = [], id_count: all = 0, filter, undo_until: _, ...rest }) {
   const more = all > ids.length ? [`and ${all - ids.length} more`] : [];
   const chosen = Object.entries(filter || {}).map(([name, value]) => `${name} ${value}`);
   const others = Object.entries(rest).map(([name, value]) => `${name} ${[value].flat().join(", ")}`);
   return [...ids, ...more, ...chosen, ...others].join(", ");
 }
 
-// The records of these filters as a file. The request has the token in its head, so that it is no link.
+const COLUMNS = ["at", "who", "via", "address", "action", "subject", "reason", "outcome", "count", "error", "id"];
+const PAGE = 100, MOST = 10_000;
+
+// A program that opens the file must not take a text for a formula.
+function cell(value) {
+  const text = value === null ? "" : typeof value === "object" ? JSON.stringify(value) : String(value);
+  return `"${/^[=+@\t\r-]/.test(text) ? "'" : ""}${text.replaceAll('"', '""')}"`;
+}
+
+// The records of these filters as a file.
 async function save(filters) {
-  const text = await call("GET", "audit.csv", { query: queryOf(filters), isText: true });
+  const rows = [];
+  for (let cursor = ""; cursor !== null && rows.length < MOST;) {
+    const page = await call("GET", "audit", { query: { ...queryOf(filters), limit: PAGE, cursor } });
+    rows.push(...page.records);
+    cursor = page.next_cursor;
+  }
+  const lines = [COLUMNS, ...rows.map((record) => COLUMNS.map((name) => record[name]))];
   const link = document.createElement("a");
+  const text = lines.map((line) => `${line.map(cell).join(",")}\r\n`).join("");
   link.href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
   link.download = "audit.csv";
   link.click();
-  URL.revokeObjectURL(link.href);
+  setTimeout(() => URL.revokeObjectURL(link.href), 1_000);
 }
