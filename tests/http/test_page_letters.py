@@ -106,6 +106,21 @@ def test_chosen_ones_are_deleted_in_one_request(desk: Desk) -> None:
     assert writes == [f"{desk.address}ojs/v1/operations"]
 
 
+def test_a_deletion_is_taken_back(desk: Desk) -> None:
+    """For an hour: the page says so before, and has the button after it."""
+    for n in range(3):
+        desk.bury(f"j-{n}")
+    page = desk.open("#letters")
+    desk.act(page.locator(".top"), "Delete all that match")
+    expect(desk.asked("Delete 3 dead letters", "Keep them")).to_contain_text("For an hour it can be undone.")
+    desk.yes()
+    expect(desk.rows()).to_have_count(0)
+    page.locator("#operations").get_by_role("button", name="Undo").click()
+    desk.told("Brought 3 dead letters back at")
+    expect(desk.rows()).to_have_count(3)
+    expect(page.get_by_role("button", name="Undo")).to_have_count(0)
+
+
 def test_all_that_match_are_told_before(desk: Desk) -> None:
     """The question has their number, their types, the filters, and how to keep them; a no ends it."""
     for n in range(5):

@@ -8,9 +8,10 @@ import { call, count as number, stamp, told } from "./ui.js";
 const KIND = "operations";
 const LETTERS = ["1 dead letter", "dead letters"], JOBS = ["the job", "jobs"];
 const keep = (count) => (count === 1 ? "Keep it" : "Keep them");
+const UNDO = "For an hour it can be undone.";
 const DEEDS = {
   retry: { verb: "Replay", what: LETTERS, no: () => "Do not replay", done: "Replayed" },
-  purge: { verb: "Delete", what: LETTERS, no: keep, isDanger: true, done: "Deleted" },
+  purge: { verb: "Delete", what: LETTERS, no: keep, isDanger: true, done: "Deleted", note: UNDO },
   run: { verb: "Run", what: JOBS, after: " now", no: (count) => (count === 1 ? "Let it wait" : "Let them wait"),
     done: "Made", end: " due" },
   move: { verb: "Move", what: JOBS, no: (count) => (count === 1 ? "Leave it" : "Leave them"), done: "Moved" },

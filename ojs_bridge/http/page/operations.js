@@ -4,7 +4,7 @@
 import { ask, typed } from "./ask.js";
 import { doneOf, verbOf } from "./deeds.js";
 import {
-  addressOf, call, count, cut, guarded, html, may, pathOf, Sign, span, told, trouble, useDesk, useEffect, useLive,
+  addressOf, call, count, cut, guarded, html, many, may, pathOf, Sign, span, told, trouble, useDesk, useEffect, useLive,
   useRef, useState, when,
 } from "./ui.js";
 
@@ -13,6 +13,8 @@ const KIND = "operations", WATCH = 1_000;
 const RECENT = 600_000, HOUR = 3_600_000;
 // The operations whose end is news.
 const watched = new Set(), listeners = new Set();
+// The deletions that were taken back here.
+const undone = new Set();
 // The probes that were begun here: their end is a question.
 const probes = new Set();
 const RIGHTS = { retry: "replay", purge: "delete" };
@@ -67,7 +69,8 @@ const goesOn = ({ jobs }) => Boolean(jobs && jobs.waiting + jobs.running);
 function isShown(one) {
   const { action, state, updated_at: at, jobs } = one, age = Date.now() - Date.parse(at);
   if (isOn(one)) return true;
-  if (isLeft(one) || one.undo_until) return age < HOUR;
+  if (isLeft(one)) return age < HOUR;
+  if (isUndoable(one)) return age < RECENT;
   if (state === "done") return Boolean(jobs) && age < (goesOn(one) ? HOUR : RECENT);
   return age < RECENT || action === "retry";
 }
@@ -105,7 +108,7 @@ function Row(operation) {
           html`<button type="button" onClick=${post("resume")}>Resume</button>`}
         ${mayDo(action) && isLeft(operation) && html`<button type="button" class="first"
           onClick=${() => askRest(operation)}>Send the other ${count(rest)}…</button>`}
-        ${mayDo(action) && operation.undo_until && html`<button type="button" onClick=${post("undo")}>Undo</button>`}
+        ${mayDo(action) && isUndoable(operation) && html`<button type="button" onClick=${undo(id)}>Undo</button>`}
       </span></div>
     ${isRunning ? html`<progress aria-label="Progress of ${id}" max=${total || 1} value=${total ? matched : undefined}
       />` : why && html`<span class="q s">${why}</span>`}
@@ -130,6 +133,18 @@ function Became({ id, jobs }) {
       html`<a class="s" href=${addressOf("letters", {}, job.id)} title=${job.id}>${job.error_type} ${job.type}</a>`)}
       </div>`;
 }
+
+// A deletion that has not been taken back yet, as far as this page knows.
+const isUndoable = ({ id, action, state, succeeded, forever }) =>
+  action === "purge" && !isOn({ state }) && succeeded > 0 && !forever && !undone.has(id);
+
+const undo = (id) => () => guarded(async () => {
+  const { restored, stayed, errors } = await call("POST", pathOf(KIND, id, "undo"), { body: {} });
+  undone.add(id);
+  const left = stayed ? `${many(stayed, "dead letter")} could not be brought back. ${errors[0]?.error || ""}` : "";
+  told(`Brought ${many(restored, "dead letter")} back`, left);
+  await Promise.all([load(), ...[...ends].map((end) => end())]);
+});
 
 // What it is about, in words: a group by its error, and never by its hash.
 function What({ action, kind, ids, limit, newest }) {
