@@ -202,9 +202,9 @@ class Audit:
     def get(self, record_id: str) -> Record:
         """Return a record; raises NotFound."""
         document = self._documents.get(KIND, record_id)
-        if document is None:
-            raise NotFound(f"there is no record {record_id!r}")
-        return _read(document)
+        for record in readable([document] if document else [], _read):
+            return record
+        raise NotFound(f"there is no record {record_id!r}")
 
     def undo(self, record_id: str) -> Undone:
         """Bring the letters back that an action has deleted, by its record; raises NotFound, NotUndoable.

@@ -278,7 +278,9 @@ class Operations:
         try:
             operation = self.get(deletion)
         except OperationNotFound:
-            return self._audit.undo(deletion)
+            record = self._audit.get(deletion)
+            its = record.subject.get("operation") if record.action == RECORDED["purge"] else None
+            return self.undo(str(its)) if its else self._audit.undo(deletion)
         if operation.action != "purge":
             raise NotUndoable(f"operation {deletion!r} is a {operation.action}, which has no undo")
         if not operation.has_ended:

@@ -16,9 +16,9 @@ from multiprocessing import get_context
 import pytest
 
 from ojs_bridge import Bridge, NotFound, NotUndoable, Undone
-from ojs_bridge.operations import operation, retention
+from ojs_bridge.operations import audit, operation, retention
 from ojs_bridge.rules.decision import Complete
-from ojs_bridge.store import EVERYTHING
+from ojs_bridge.store import EVERYTHING, Document
 from tests.conftest import store_url
 from tests.lives import FRAMEWORK, Outbox, bridge_with_outbox
 from tests.operations.test_bulk import Running, bury_many, left
@@ -97,8 +97,13 @@ def test_an_undo_that_cannot_be(fleet: Lives) -> None:
     with pytest.raises(NotUndoable, match=r"is of the action dead_letter\.replay, which has no undo"):
         bridge.operations.undo(replay.record)
     purge = bridge.operations.begin("purge")
-    with pytest.raises(NotUndoable, match="is running: stop it first"):
-        bridge.operations.undo(purge.id)
+    for asked in (purge.id, purge.record):
+        with pytest.raises(NotUndoable, match="is running: stop it first"):
+            bridge.operations.undo(asked)
+    assert bridge.store is not None
+    bridge.store.documents.write(Document(audit.KIND, "act-new", bridge.engine.now(), {"who": {"name": 7}}))
+    with pytest.raises(NotFound, match="there is no record 'act-new'"):
+        bridge.operations.undo("act-new")
     with pytest.raises(NotFound, match="there is no record 'op-1'"):
         bridge.operations.undo("op-1")
     with pytest.raises(ValueError, match=r"^forever: True goes with a purge, and this is a replay"):
