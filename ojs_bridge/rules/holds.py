@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, TypedDict, get_type_hints
+from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
 from .breaker import LONGEST
 from .decision import SnoozeUntil, later
