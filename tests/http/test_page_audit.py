@@ -53,3 +53,15 @@ def test_who_did_what(browser: Browser, desk: Desk) -> None:
         assert [line["who"] for line in lines] == ["bob", "alice", "alice"]
         assert [line["reason"] for line in lines[1:]] == [EVIL, "ticket 12"]
         page.close()
+
+
+def test_a_deletion_is_undone_from_its_record(desk: Desk) -> None:
+    """The letters come back, and that is on record."""
+    desk.bury("gone")
+    desk.bridge.dead_letters.delete("gone")
+    page = desk.open("#audit")
+    page.get_by_role("button", name="Undo…").click()
+    desk.asked("Bring the letters back", "Leave them deleted")
+    desk.yes()
+    expect(page.locator("#audit [data-row]").first).to_contain_text("dead_letter.undo")
+    assert desk.ids() == ["gone"]

@@ -36,6 +36,7 @@ function App() {
 }
 
 const NotUnderstood = ({ view, wrong }) => html`<div class="note bad">
+  <h1 class="h">Not understood</h1>
   <p id="trouble" role="alert">This address is not understood, and nothing is shown: ${wrong}.</p>
   <p class="do"><a class="button" href=${addressOf(view)}>Clear</a></p>
 </div>`;

@@ -113,18 +113,18 @@ const COLUMNS = ["succeeded", "retries", "deaths", "lost", "share of retries", "
 function Table({ types, seconds, filters }) {
   return html`<div class="scrolls"><table class="types"><thead><tr><th scope="col">job type</th>
     ${COLUMNS.map((name) => html`<th scope="col" class="num">${name}</th>`)}</tr></thead>
-    <tbody>${types.map((one) => html`<${Type} key=${one[0]} one=${one} filters=${filters}
-      seconds=${seconds[one[0]]} />`)}</tbody>
+    <tbody>${types.map((one, n) => html`<${Type} key=${one[0]} one=${one} filters=${filters}
+      colour=${n < SHOWN ? colourFor(one[0]) : OTHER} seconds=${seconds[one[0]]} />`)}</tbody>
   </table></div>`;
 }
 
-function Type({ one: [type, outcomes], filters, seconds = {} }) {
+function Type({ one: [type, outcomes], filters, colour, seconds = {} }) {
   const choose = () => go("rates", { ...filters, type: filters.type === type ? "" : type });
   const counts = [["completed"], ["retried"], DEATHS, ["lost"]].map((names) => total(outcomes, names));
   const share = total(outcomes, ["retried"]) / (total(outcomes, RUNS) || 1);
   return html`<tr data-row><th scope="row">
       <button type="button" class="bare key" aria-pressed=${filters.type === type} onClick=${choose}>
-      <${Dot} colour=${colourFor(type)} />${cut(type, 100)}</button></th>
+      <${Dot} colour=${colour} />${cut(type, 100)}</button></th>
     ${counts.map((number) => html`<td class=${`num ${number ? "" : "zero"}`}>${count(number)}</td>`)}
     <td class="num">${percent(share)}</td>
     ${["p50", "p95"].map((name) => html`<td class="num">${seconds[name] ? span(seconds[name]) : "–"}</td>`)}</tr>`;
