@@ -143,9 +143,9 @@ def test_a_command_that_does_not_exist_is_found() -> None:
 
 def bury_timeouts(bridge: Bridge) -> None:
     """Bury more letters than a probe on the pages takes: the snippet before may have sent all back."""
-    for n in range(12):
+    for n, letter_id in enumerate([LETTER, *(f"timeout-{n}" for n in range(12))]):
         errors = ({"attempt": 1, "type": "external.timeout", "message": "no answer"},)
-        bury(bridge, f"timeout-{n}", type="billing.charge", message=celery_message(n), errors=errors)
+        bury(bridge, letter_id, type="billing.charge", message=celery_message(n), errors=errors)
 
 
 def prepared() -> dict[str, Any]:
