@@ -17,7 +17,7 @@ from ..operations.now import FRESH, Moment
 from ..operations.rates import RateHistory
 from ..rules.facts import Facts
 from ..rules.notations import spoken
-from ..rules.verdict import counted, number_of
+from ..rules.words import counted, number_of
 from .commands import INCOMPLETE, OUT_OF_REACH, AsJson
 from .finding import Place
 from .letters import WHEN, time_from
@@ -25,7 +25,14 @@ from .printing import live, plain, show, show_json, table, time_of
 
 #: The styles of the levels, whose names say it without a colour, too.
 _LEVELS = {"well": "bold green", "slow": "bold yellow", "bad": "bold red", "away": "bold red"}
-_KINDS = {"bleeds": "dies", "contained": "held", "on_its_way": "retries", "slow": "slow", "away": "away"}
+_KINDS = {
+    "bleeds": "dies",
+    "contained": "held",
+    "on_its_way": "retries",
+    "slow": "slow",
+    "away": "away",
+    "ended": "ended",
+}
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT(\d\d:\d\d):\d\dZ")
 #: The outcomes in the order of the table of rates, each with the words for it.
 _OUTCOMES = {

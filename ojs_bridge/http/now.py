@@ -20,7 +20,7 @@ NOW: list[Operation] = []
 class VerdictLine(TypedDict):
     """A fact under the sentence, with its number; what it is about is named where that is known."""
 
-    kind: Literal["bleeds", "contained", "on_its_way", "slow", "away"]
+    kind: Literal["bleeds", "contained", "on_its_way", "slow", "away", "ended"]
     text: str
     count: float | None
     type: str | None

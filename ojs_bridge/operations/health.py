@@ -107,8 +107,11 @@ class Probe:
         self._workers: Sequence[Worker] = ()
         self._lock = threading.Lock()
 
-    def check(self, seconds: float = SECONDS) -> Health:
-        """Ask the store and the brokers at the same time, and wait so many seconds at most."""
+    def check(self, seconds: float = SECONDS, silent: float = 0.0) -> Health:
+        """Ask the store and the brokers at the same time, and wait so many seconds at most.
+
+        What has not answered then is away. If it was asked not so long ago as `silent` seconds it is late.
+        """
         until = time.monotonic() + seconds
         store = self._ask("store", self._of_store)
 
@@ -121,7 +124,9 @@ class Probe:
         checks: dict[str, Check] = {}
         for name, question in asked.items():
             question.thread.join(max(0.0, until - time.monotonic()))
-            checks |= question.answer or {name: Check("away", _why(question.error, seconds))}
+            is_late = question.thread.is_alive() and time.monotonic() - question.asked <= silent
+            status: Status = "degraded" if is_late else "away"
+            checks |= question.answer or {name: Check(status, _why(question.error, seconds))}
         unasked = {name: Check("unknown", f"only the {knows} knows") for name, knows in _KNOWS.items()}
         return Health({name: self._since(name, check) for name, check in {**unasked, **checks}.items()})
 

@@ -25,7 +25,8 @@ DAYS = 7
 GROWING, ALL_AGAIN = timedelta(minutes=3), timedelta(minutes=1)
 #: For how long the depths of a queue are remembered, and how long they must be known to tell its flow.
 REMEMBERED, TELLING = timedelta(minutes=3), timedelta(seconds=20)
-#: A queue that grew by fewer jobs keeps up, and so does one that grows by less than this share of its runs.
+#: A queue that grew by fewer jobs keeps up, and so does one that grows by less than this share of its runs. A
+#: long one must become shorter by this share.
 GREW, SHARE = 20, 0.05
 
 _MINUTE, _HOUR, _DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -178,8 +179,11 @@ class Flows:
         if now - began < TELLING:
             return Flow(None, True if not depth else None)
         grows = (depth - before) / seconds
-        keeps_up = depth - before < GREW or grows <= SHARE * out
-        return Flow(max(out + grows, 0.0), keeps_up)
+        has_grown = depth - before >= GREW and grows > SHARE * out
+        # More wait than end in the time that is remembered, and they do not become fewer.
+        is_long = min(depth, before) >= GREW and depth > out * REMEMBERED.total_seconds()
+        stands = is_long and depth > before * (1 - SHARE)
+        return Flow(max(out + grows, 0.0), not (has_grown or stands))
 
 
 def queue_name(queue: str) -> str:

@@ -18,6 +18,7 @@ from ..rules.dependencies import Dependencies
 from ..rules.facts import MINUTES, Facts, HostFacts, Part, QueueFacts
 from ..rules.faults import LIVE
 from ..rules.job import format_time
+from ..rules.rise import rate_of
 from ..rules.verdict import Verdict, verdict_of
 from ..store import EVERYTHING, KINDS, Filter, Store, Unreadable
 from .audit import Marks
@@ -34,11 +35,12 @@ logger = logging.getLogger("ojs_bridge")
 
 #: For so many seconds an answer is fresh: the store is asked no more often.
 FRESH = 5.0
-#: A store that has not answered for so many seconds is away. One that takes less long is slow.
+#: A store or a broker that has not answered for so many seconds is away. One that takes less long is slow.
 SILENT = 15.0
 #: The seconds that the first viewer waits, since nothing is known before.
 FIRST = 10.0
 _LATE = "the store takes long to answer, and this is what it has told before"
+_LATE_BROKER = "the broker takes long to answer, and its queues are not known"
 #: How often the groups are read, in seconds, unless a new type dies.
 GROUPS = 60.0
 #: How long ago an operation may have ended that is still shown, and the most operations and groups.
@@ -93,7 +95,7 @@ class Moment:
             "workers": [*map(_host, facts.hosts)],
             "jobs_per_second": round(sum(facts.runs[-3:]) / seconds, 3),
             "usual_jobs_per_second": None if facts.usual_runs is None else round(facts.usual_runs / 60, 3),
-            "deaths_per_minute": round(sum(facts.deaths[-3:]) * 60 / seconds, 3),
+            "deaths_per_minute": round(rate_of(facts.at, facts.deaths), 3),
             "usual_deaths_per_minute": None if usual is None else round(usual[-1], 3),
             "waits": {**self.known.waits, "in_broker": self.known.in_broker},
             "dead_letters": self.known.dead_letters,
@@ -179,7 +181,7 @@ class Now:
         seconds = SECONDS if self._known else max(SECONDS, FIRST)
         now, until = self._context.clock(), time.monotonic() + seconds
         question = self._ask(store)
-        health = self._probe.check(seconds)
+        health = self._probe.check(seconds, SILENT)
         question.thread.join(max(0.0, until - time.monotonic()))
         part, note = self._hear(question, now)
         if self._known:
@@ -187,7 +189,8 @@ class Now:
             self._known = replace(self._known, workers=self._probe.workers, in_broker=told)
         known = self._known or Known(now, Hour(whole_minute(now), [Counter() for _ in range(MINUTES)]))
         facts = facts_of(known, part, health, self._flows, self._dependencies, now, fail_open=self._fail_open)
-        return Moment(known, facts, verdict_of(facts), note)
+        notes = [note, _LATE_BROKER if facts.broker.status == "degraded" else ""]
+        return Moment(known, facts, verdict_of(facts), "; ".join(filter(None, notes)))
 
     def _ask(self, store: Store) -> Question[Known]:
         """Ask the store, or go on to wait for the answer: threads without one must not pile up."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..engine.context import Context
 from ..rules.job import format_time
-from ..rules.verdict import counted, cut
+from ..rules.words import counted, cut
 from ..store import Filter
 from .audit import Audit, Mark, Marks, Record
 from .group import ErrorGroup

@@ -6,32 +6,34 @@ The times in its texts are those of RFC 3339, so that whoever shows them can sho
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from .facts import MINUTES, Facts, HoldFacts, HostFacts, QueueFacts, TypeFacts
+from .facts import MINUTES, Facts, HoldFacts, HostFacts, TypeFacts
 from .job import format_time
 from .notations import spoken
-from .rise import RETRIES, Rise, minute_of, rise_of
+from .queues import behind, is_behind
+from .rise import LATELY, RETRIES, Rise, burst_of, minute_of, rise_of
+from .words import counted, cut, jobs_wait, number_of
 
 Level: TypeAlias = Literal["well", "slow", "bad", "away"]
-LineKind: TypeAlias = Literal["bleeds", "contained", "on_its_way", "slow", "away"]
+LineKind: TypeAlias = Literal["bleeds", "contained", "on_its_way", "slow", "away", "ended"]
 
 #: A mark explains what began so soon after it.
 EXPLAINS = timedelta(minutes=15)
 #: After how long without a worker jobs stand still: a rollout has a pause, too.
 ROLLOUT = timedelta(seconds=90)
-#: How long a silent host is told if all queues keep up, and the share of workers whose silence is told on.
-TOLD, LARGE = timedelta(hours=1), 1 / 3
+#: How long a silent host is told if all queues keep up, the share of workers whose silence is told on, and
+#: that whose silence is bad.
+TOLD, LARGE, HALF = timedelta(hours=1), 1 / 3, 1 / 2
 #: For how long no job may have ended where usually so many do.
 STILL, EXPECTED = 10, 20
-#: A job that has waited for longer is late, whether or not its queue keeps up.
-LATE = timedelta(minutes=10)
-#: The most lines, and the most characters of an error.
-MOST, CUT = 12, 120
+#: After how long a burst of deaths has ended, and for how long that is told.
+OVER, ENDED = timedelta(minutes=LATELY), timedelta(minutes=15)
+#: The most lines, and hosts in a line.
+MOST, HOSTS = 12, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +92,12 @@ def verdict_of(facts: Facts) -> Verdict:
     """Return the verdict about what is known."""
     if (away := _away(facts)) is not None:
         return away
-    bleeding = [
-        (one, rise)
+    risen = [
+        (one, rise_of(facts.at, one.deaths, one.usual_deaths))
         for one in facts.types
-        if (rise := rise_of(facts.at, one.deaths, one.usual_deaths)) and not _is_stanched(facts, one)
+        if not _is_stanched(facts, one)
     ]
+    bleeding = [(one, rise) for one, rise in risen if rise and not rise.over]
     bleeding.sort(key=lambda found: -found[1].excess)
     bled = {one.type for one, _ in bleeding}
     found = [_bleeds(facts, one, rise) for one, rise in bleeding]
@@ -102,6 +105,7 @@ def verdict_of(facts: Facts) -> Verdict:
     found += _contained(facts, bled)
     found += _on_its_way(facts, bled)
     found += _slow(facts)
+    found += _ended(facts, [(one, rise) for one, rise in risen if rise is None or rise.over])
     levels = [one.level for one in found]
     level: Level = "bad" if "bad" in levels else "slow" if "slow" in levels else "well"
     lines = [one.line for one in found]
@@ -123,7 +127,7 @@ def _away(facts: Facts) -> Verdict | None:
     if not (store or broker):
         return None
     part = facts.store if store else facts.broker
-    since = f" since {_time(part.since)}" if part.since else ""
+    since = _since(part.since)
     if store and broker:
         sentence, why = f"The store and the broker are away{since}: no job begins.", _WAIT
     elif store:
@@ -159,12 +163,26 @@ def _bleeds(facts: Facts, one: TypeFacts, rise: Rise) -> Found:
     line = Line(
         "bleeds",
         text,
-        round(rise.rate, 1),
+        None if rise.is_slow else round(rise.rate, 1),
         one.type,
         one.error.fingerprint if one.error else None,
         dependency=one.depends[0] if one.depends else None,
     )
-    return Found("bad", line, rise.since, " ".join(_reasons(facts, one, rise)))
+    return Found("slow" if rise.over else "bad", line, rise.since, " ".join(_reasons(facts, one, rise)))
+
+
+def _ended(facts: Facts, risen: Sequence[tuple[TypeFacts, Rise | None]]) -> Iterator[Found]:
+    """Yield the bursts of deaths that are over, and types of which a few die again and again."""
+    for one, rise in risen:
+        burst = burst_of(facts.at, one.deaths, one.usual_deaths)
+        if rise and (burst is None or rise.since < burst.since):
+            yield _bleeds(facts, one, rise)
+        elif burst and OVER <= facts.at - burst.until <= ENDED:
+            since = sum(one.deaths[-((facts.at - burst.until) // timedelta(minutes=1) + 1) :])
+            text = f"{burst.number:,} {one.type} died from {_time(burst.since)} to {_time(burst.until)}"
+            text += "; no more than usual since" if since else "; none since"
+            fingerprint = one.error.fingerprint if one.error else None
+            yield Found("well", Line("ended", text, burst.number, one.type, fingerprint), burst.since)
 
 
 def _reasons(facts: Facts, one: TypeFacts, rise: Rise) -> Iterator[str]:
@@ -195,7 +213,7 @@ def _still(facts: Facts) -> Iterator[Found]:
         its = [host for host in silent if host.framework == framework]
         since = max(host.silent_since for host in its if host.silent_since)
         waiting = sum(queue.depth or 0 for queue in facts.queues if queue.framework == framework)
-        wait = f": {_jobs_wait(waiting)}" if waiting else ""
+        wait = f": {jobs_wait(waiting)}" if waiting else ""
         text = f"No worker of {framework} answers since {_time(since)}{wait}"
         yield Found("bad", Line("slow", text, waiting or None), since, "")
     quiet = {host.framework for host in silent}
@@ -204,7 +222,7 @@ def _still(facts: Facts) -> Iterator[Found]:
         if queue.workers or not queue.depth or queue.framework in quiet or queue.paused:
             continue
         began = last is None or facts.at - last > ROLLOUT or queue.framework in living
-        text = f"No worker takes the queue {queue.queue}: {_jobs_wait(queue.depth)}"
+        text = f"No worker takes the queue {queue.queue}: {jobs_wait(queue.depth)}"
         yield Found("bad" if began else "slow", Line("slow", text, queue.depth, queue=queue.queue))
 
 
@@ -239,12 +257,12 @@ def _on_its_way(facts: Facts, bled: set[str]) -> Iterator[Found]:
             # Without days before, what was there before the last quarter of an hour is usual.
             usual = sorted(one.retried[: MINUTES - 15])[(MINUTES - 15) // 2]
         rise = rise_of(facts.at, one.retried, usual, RETRIES)
-        if rise is None or one.type in bled | contained:
+        if rise is None or rise.over or one.type in bled | contained:
             continue
         error = f": {said(one)}" if one.error else ""
         died = "" if any(one.deaths) else "; none has died"
         text = f"{one.type}: {_rate(rise, one.usual_retried, 'retry', 'retries')}{error}{died}"
-        number = (one.error and one.error.retrying) or round(rise.rate, 1)
+        number = (one.error and one.error.retrying) or (rise.in_hour if rise.is_slow else round(rise.rate, 1))
         line = Line("on_its_way", text, number, one.type, one.error.fingerprint if one.error else None)
         yield Found("slow", line, rise.since)
 
@@ -253,18 +271,19 @@ def _slow(facts: Facts) -> Iterator[Found]:
     silent = [host for host in facts.hosts if host.silent]
     told = set[HostFacts]()
     for queue in facts.queues:
-        if not _is_behind(queue, facts.at):
+        if not is_behind(queue, facts.at):
             continue
         its = [host for host in silent if host.framework == queue.framework and queue.queue in host.queues]
         told.update(its)
         since = max((host.silent_since for host in its if host.silent_since), default=None)
-        names = ", ".join(host.host for host in its)
-        because = f"; silent: {names}" + (f" since {_time(since)}" if since else "") if its else ""
-        line = Line("slow", f"{_behind(queue, facts.at)}{because}", queue.depth, queue=queue.queue)
+        names = _names({host.host for host in its})
+        because = f"; silent: {names}{_since(since)}" if its else ""
+        line = Line("slow", f"{behind(queue, facts.at)}{because}", queue.depth, queue=queue.queue)
         yield Found("slow", line, since)
-    yield from _silent(facts, [host for host in silent if host not in told])
-    if facts.store.status == "degraded":
-        yield Found("slow", Line("slow", "The store takes long to answer"))
+    yield from _silent(facts, told)
+    for name, part in (("store", facts.store), ("broker", facts.broker)):
+        if part.status == "degraded":
+            yield Found("slow", Line("slow", f"The {name} takes long to answer"))
     if facts.overdue:
         yield Found("slow", Line("slow", f"Parked jobs are late: {facts.overdue}"))
     if not any(host.seen for host in facts.hosts) and not silent:
@@ -278,44 +297,47 @@ def _slow(facts: Facts) -> Iterator[Found]:
             yield Found("slow", Line("slow", text))
 
 
-def _is_behind(queue: QueueFacts, at: datetime) -> bool:
-    if not queue.depth or queue.paused or not queue.workers:
-        return False
-    return queue.keeps_up is False or (queue.oldest_at is not None and at - queue.oldest_at > LATE)
-
-
-def _behind(queue: QueueFacts, at: datetime) -> str:
-    oldest = (
-        f"the oldest job waits for {spoken((at - queue.oldest_at).total_seconds())}"
-        if queue.oldest_at
-        else ""
-    )
-    if queue.keeps_up is not False:
-        return f"The queue {queue.queue} is late: {oldest}"
-    grows = (queue.in_per_second or 0) - queue.out_per_second
-    by = f" by {number_of(grows)} jobs a second" if grows > 0 else ""
-    return f"The queue {queue.queue} falls behind{by}{f'; {oldest}' if oldest else ''}"
-
-
-def _silent(facts: Facts, silent: Sequence[HostFacts]) -> Iterator[Found]:
+def _silent(facts: Facts, told: Collection[HostFacts]) -> Iterator[Found]:
     """Yield the hosts whose workers are silent: for an hour, or for as long as they are many."""
-    for host in silent:
-        of_framework = [one for one in facts.hosts if one.framework == host.framework]
-        living, dead = (sum(getattr(one, name) for one in of_framework) for name in ("seen", "silent"))
-        if not living:
-            continue  # that was told
-        share, since = dead / (living + dead), host.silent_since
-        if since and facts.at - since > TOLD and share < LARGE:
+    living = {host.host for host in facts.hosts if host.seen}
+    whole = list[HostFacts]()
+    for host in facts.hosts:
+        share, since = _silent_share(facts, host), host.silent_since
+        is_old = since is not None and facts.at - since > TOLD and share < LARGE
+        if not share or is_old or (host in told and share < HALF):
             continue
-        told = f" since {_time(since)}" if since else ""
-        if host.seen:
-            text = f"{host.silent} of {host.seen + host.silent} workers on {host.host} are silent{told}"
-        else:
-            text = (
-                f"The host {host.host} is silent{told}: {counted(host.silent, 'worker')} of {host.framework}"
-            )
-        is_half = 2 * dead >= living + dead
-        yield Found("bad" if is_half else "slow", Line("slow", text, host.silent), since)
+        if host.host not in living:
+            whole.append(host)
+            continue
+        place = f"on {host.host}" if host.seen else f"of {host.framework} on {host.host}"
+        text = f"{host.silent} of {host.seen + host.silent} workers {place} are silent{_since(since)}"
+        yield Found("bad" if share >= HALF else "slow", Line("slow", text), since)
+    if not whole:
+        return
+    since = max((host.silent_since for host in whole if host.silent_since), default=None)
+    names = {host.host for host in whole}
+    if len(names) > 1:
+        text = f"{len(names)} of {len(names | living)} hosts are silent{_since(since)}: {_names(names)}"
+    else:
+        lost = ", ".join(f"{counted(host.silent, 'worker')} of {host.framework}" for host in whole)
+        text = f"The host {whole[0].host} is silent{_since(since)}: {lost}"
+    is_half = any(_silent_share(facts, host) >= HALF for host in whole)
+    yield Found("bad" if is_half else "slow", Line("slow", text), since)
+
+
+def _silent_share(facts: Facts, host: HostFacts) -> float:
+    """Return which share of the workers of a host's framework is silent, if some on this host are.
+
+    A framework without a worker that lives is told by itself.
+    """
+    its = [one for one in facts.hosts if one.framework == host.framework]
+    seen, silent = sum(one.seen for one in its), sum(one.silent for one in its)
+    return silent / (seen + silent) if seen and host.silent else 0.0
+
+
+def _names(hosts: Collection[str]) -> str:
+    first, more = sorted(hosts)[:HOSTS], len(hosts) - HOSTS
+    return ", ".join(first) + (f" and {more} more" if more > 0 else "")
 
 
 def _calm(facts: Facts) -> str:
@@ -363,9 +385,9 @@ def _rate(rise: Rise, usual: float | None, noun: str, plural: str = "") -> str:
     """Return how many there are, how many usually, and since when."""
     if rise.is_slow:
         so = "" if usual is None else f", usually {number_of(usual * MINUTES)}"
-        return f"{counted(round(rise.rate), noun, plural)} in the last hour{so}"
+        return f"{counted(rise.in_hour, noun, plural)} in the last hour{so}"
     so = "" if usual is None else f", usually {number_of(usual)}"
-    number = number_of(rise.rate)
+    number = number_of(max(rise.rate, 0.1))
     noun = noun if number == "1" else plural or f"{noun}s"
     since = "for an hour or more" if rise.is_long else f"since {_time(rise.since)}"
     return f"{number} {noun} a minute{so}, {since}"
@@ -382,27 +404,9 @@ def said(one: TypeFacts) -> str:
     return message if " " in message or name in message else f"{name}: {message}"
 
 
-def cut(text: str) -> str:
-    """Return the first line of a text, and no more than some characters of it."""
-    line = re.sub(r"\s+", " ", text.strip().partition("\n")[0]).rstrip(" .")
-    return line if len(line) <= CUT else f"{line[: CUT - 1].rstrip()}…"
-
-
-def number_of(number: float) -> str:
-    """Return a number for people: whole from 10 on, else with one digit more, and no more digits."""
-    if number >= 10:  # noqa: PLR2004 - two digits say enough
-        return f"{number:,.0f}"
-    return f"{number:.1f}".removesuffix(".0")
-
-
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun."""
-    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+def _since(at: datetime | None) -> str:
+    return f" since {_time(at)}" if at else ""
 
 
 def _time(at: datetime) -> str:
     return format_time(at.replace(microsecond=0)).replace(".000", "")
-
-
-def _jobs_wait(number: int) -> str:
-    return counted(number, "job waits", "jobs wait")

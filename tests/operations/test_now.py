@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -13,8 +13,9 @@ import pytest
 from ojs_bridge import Bridge
 from ojs_bridge.engine import running
 from ojs_bridge.engine.running import KIND as RUNNING
-from ojs_bridge.engine.runs import Run
+from ojs_bridge.engine.runs import Backlog, Run
 from ojs_bridge.operations import health, now
+from ojs_bridge.operations.lately import Flows
 from ojs_bridge.rules.decision import Complete
 from ojs_bridge.rules.job import Job, format_time
 from ojs_bridge.rules.rise import minute_of
@@ -240,6 +241,45 @@ def test_queues_keep_up_or_do_not(fleet: Lives) -> None:
     assert told.verdict.sentence.startswith("The queue mail falls behind by ")
 
 
+@pytest.mark.parametrize(
+    ("depths", "out", "keeps_up"),
+    [
+        ((100, 100, 100), 10.0, True),  # they take ten seconds
+        ((2700, 2600, 2200), 2.7, True),  # it gets shorter
+        ((2200, 2200, 2200), 2.7, False),
+        ((2200, 2200, 2200), 0.0, False),
+        ((2200, 2700, 2190), 2.7, False),
+        ((9, 9, 9), 0.0, True),
+        ((0, 0, 700), 2.7, False),
+        ((700, 300, 0), 2.7, True),
+    ],
+)
+def test_a_long_queue_keeps_up_only_if_it_gets_shorter(
+    depths: Sequence[int], out: float, *, keeps_up: bool
+) -> None:
+    """Long is one of which less than it holds ends in three minutes."""
+    flows, at = Flows(), datetime(2026, 11, 28, 3, 30, tzinfo=timezone.utc)
+    told = [flows.of("celery", "mail", depth, at + n * MINUTE, out) for n, depth in enumerate(depths)]
+    assert told[-1].keeps_up is keeps_up
+
+
+def test_a_backlog_is_told_until_it_is_worked_off(fleet: Lives) -> None:
+    """3,000 jobs came at once; three minutes later their number falls, and they take long."""
+    bridge, outbox = fleet
+    store, at = store_of(bridge), bridge.engine.now()
+    lives(store, at)
+    record(store, died("charge", {0: 90, 1: 90, 2: 90}, at, "completed"))
+    outbox.waiting, outbox.oldest_at = {"mail": 2700}, at - 3 * MINUTE
+    fresh(bridge)
+    depths = bridge._moments._flows._depths[FRAMEWORK, "mail"]
+    depths[0] = (depths[0][0] - 2 * MINUTE, 2700)
+    outbox.waiting = {"mail": 2200}
+    told = fresh(bridge)
+    assert told.facts.queues[0].keeps_up
+    assert told.verdict.level == "slow"
+    assert told.verdict.sentence.startswith("The queue mail is late: 2,200 jobs wait, and they take ")
+
+
 def test_a_store_that_is_away_is_told_in_one_sentence() -> None:
     """What it has told before stays, with its time; the queues stay live. When it is back, that is over."""
     with Valkey() as server:
@@ -303,3 +343,48 @@ def test_a_broker_that_is_away_is_told_in_one_sentence(fleet: Lives) -> None:
     assert verdict.level == "away"
     assert verdict.sentence.startswith("The broker is away since ")
     assert "connection refused" in verdict.why
+
+
+def test_a_broker_that_is_slow_is_not_away(fleet: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers late, under load: that is a note. One that never answers is away after a while."""
+    bridge, outbox = fleet
+    at = bridge.engine.now()
+    lives(store_of(bridge), at)
+    record(store_of(bridge), died("charge", {1: 3}, at, "completed"))
+    assert fresh(bridge).verdict.level == "well"
+    goes_on, backlog = threading.Event(), outbox.backlog
+
+    def slow(queues: Collection[str]) -> Sequence[Backlog]:
+        goes_on.wait(60)
+        return backlog(queues)
+
+    monkeypatch.setattr(outbox, "backlog", slow)
+    check = bridge._moments._probe.check
+    monkeypatch.setattr(bridge._moments._probe, "check", lambda _, silent: check(0.3, silent))
+    monkeypatch.setattr(now, "SILENT", 60.0)
+    try:
+        told = fresh(bridge)
+        assert told.verdict.sentence == "The broker takes long to answer."
+        assert (told.verdict.level, told.facts.broker.status) == ("slow", "degraded")
+        assert told.note == "the broker takes long to answer, and its queues are not known"
+        monkeypatch.setattr(now, "SILENT", 0.0)
+        assert fresh(bridge).verdict.sentence.startswith("The broker is away since ")
+    finally:
+        goes_on.set()
+    monkeypatch.setattr(bridge._moments._probe, "check", check)
+    monkeypatch.setattr(now, "SILENT", 60.0)
+    eventually(lambda: fresh(bridge).verdict.level == "well", what="its answer")
+
+
+def test_deaths_that_are_over_are_a_line(fleet: Lives) -> None:
+    """What died some minutes ago, and dies no more, is no alarm."""
+    bridge, _ = fleet
+    store, at = store_of(bridge), bridge.engine.now()
+    lives(store, at)
+    record(store, died("mail.send", {4: 30, 5: 25}, at))
+    told = fresh(bridge)
+    (line,) = told.verdict.lines
+    assert (told.verdict.level, line.kind, line.count) == ("well", "ended", 55)
+    assert line.text.startswith("55 mail.send died from ")
+    assert line.text.endswith("; none since")
+    assert told.to_ojs()["pulse"]["deaths_per_minute"] == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -23,8 +23,9 @@ from ojs_bridge.rules.facts import (
     QueueFacts,
     TypeFacts,
 )
-from ojs_bridge.rules.rise import rise_of
-from ojs_bridge.rules.verdict import cut, number_of, verdict_of
+from ojs_bridge.rules.rise import DEATHS, RETRIES, minute_of, rise_of
+from ojs_bridge.rules.verdict import verdict_of
+from ojs_bridge.rules.words import cut, number_of
 
 #: Half past three, and half a minute.
 AT = datetime(2026, 11, 28, 3, 30, 30, tzinfo=timezone.utc)
@@ -103,8 +104,15 @@ SILENT = HostFacts("celery", "search-2", 0, 1, AT - 20 * MINUTE, ("search",))
          "dependency bank, and 1 more job type dies."),
         (replace(WELL, types=(of_type("crm", deaths=minutes(dict.fromkeys(range(2, 60, 5), 1))),)), "bad",
          "crm: 12 deaths in the last hour, usually 0."),
+        (replace(WELL, types=(of_type("crm", deaths=minutes(dict.fromkeys(range(4, 60, 5), 1))),)), "slow",
+         "crm: 12 deaths in the last hour, usually 0."),
+        (replace(WELL, types=(of_type("crm", deaths=minutes(dict.fromkeys(range(4, 60, 5), 55))),)), "slow",
+         "crm: 660 deaths in the last hour, usually 0."),
         (replace(WELL, types=(of_type("crm", deaths=since(9, 31), error=VAT),)), "bad",
          "crm: 31 deaths a minute, usually 0, since 2026-11-28T03:21:00Z: KeyError: 'vat_id'."),
+        # A burst of which a few still die is told as less and less a minute, and never by the hour.
+        (replace(WELL, types=(of_type("crm", deaths=minutes({2: 1, 3: 50})),)), "bad",
+         "crm: 0.2 deaths a minute, usually 0, since 2026-11-28T03:27:00Z."),
         # What is contained is no emergency any more.
         (replace(WELL, types=(STANCHED,), holds=(breaker(412, 15),)), "slow",
          "bank: its breaker is open since 2026-11-28T03:15:30Z, 412 jobs held; bank answered 503."),
@@ -119,12 +127,32 @@ SILENT = HostFacts("celery", "search-2", 0, 1, AT - 20 * MINUTE, ("search",))
          "The queue search falls behind by 4.9 jobs a second; the oldest job waits for 17 min."),
         (replace(WELL, queues=(SEARCH,)), "slow",
          "The queue search is late: the oldest job waits for 17 min."),
+        (replace(WELL, queues=(replace(SEARCH, depth=2200, oldest_at=AT - 3 * MINUTE, in_per_second=0.0,
+                                       out_per_second=2.7),)), "slow",
+         "The queue search is late: 2,200 jobs wait, and they take 13 min 35 s; the oldest job waits for "
+         "3 min."),
+        (replace(WELL, queues=(replace(SEARCH, depth=2200, oldest_at=None, out_per_second=2.7),)), "slow",
+         "The queue search is late: 2,200 jobs wait, and they take 13 min 35 s."),
+        (replace(WELL, queues=(replace(SEARCH, depth=2200, oldest_at=AT - 5 * MINUTE, in_per_second=2.7,
+                                       out_per_second=2.7, keeps_up=False),)), "slow",
+         "The queue search does not get shorter: 2,200 jobs wait; the oldest job waits for 5 min."),
         (replace(WELL, queues=(QueueFacts("celery", "search", 9, keeps_up=False),)), "bad",
          "No worker takes the queue search: 9 jobs wait."),
         (replace(WELL, hosts=(replace(HOST, seen=5), SILENT)), "slow",
          "The host search-2 is silent since 2026-11-28T03:10:30Z: 1 worker of celery."),
         (replace(WELL, hosts=(replace(HOST, seen=1), SILENT)), "bad",
          "The host search-2 is silent since 2026-11-28T03:10:30Z: 1 worker of celery."),
+        (replace(WELL, hosts=(HOST, SILENT, replace(SILENT, host="search-3", silent_since=AT - MINUTE))),
+         "bad", "2 of 3 hosts are silent since 2026-11-28T03:29:30Z: search-2, search-3."),
+        (replace(WELL, hosts=(HOST, replace(HOST, framework="dramatiq"), SILENT,
+                              replace(SILENT, framework="dramatiq"))), "slow",
+         "The host search-2 is silent since 2026-11-28T03:10:30Z: 1 worker of celery, 1 worker of dramatiq."),
+        (replace(WELL, hosts=(replace(HOST, seen=9),
+                              *(replace(SILENT, host=f"s-{number}") for number in range(7)))), "slow",
+         "7 of 8 hosts are silent since 2026-11-28T03:10:30Z: s-0, s-1, s-2, s-3, s-4 and 2 more."),
+        (replace(WELL, hosts=(HOST, SILENT, replace(SILENT, host="search-3")),
+                 queues=(replace(SEARCH, keeps_up=False),)), "bad",
+         "2 of 3 hosts are silent since 2026-11-28T03:10:30Z: search-2, search-3."),
         (replace(WELL, hosts=(replace(HOST, seen=3, silent=1, silent_since=AT - MINUTE),)), "slow",
          "1 of 4 workers on billing-1 are silent since 2026-11-28T03:29:30Z."),
         (replace(WELL, hosts=(SILENT,), queues=(QueueFacts("celery", "search", 9, keeps_up=False),)), "bad",
@@ -134,6 +162,8 @@ SILENT = HostFacts("celery", "search-2", 0, 1, AT - 20 * MINUTE, ("search",))
          "No job has ended for 10 minutes; usually 600 a minute do."),
         (replace(WELL, overdue="the oldest parked retry is 300 s overdue"), "slow",
          "Parked jobs are late: the oldest parked retry is 300 s overdue."),
+        # What answers late is slow.
+        (replace(WELL, broker=Part("degraded")), "slow", "The broker takes long to answer."),
         # What is away is one sentence, whatever else there is.
         (replace(WELL, types=(BLEEDS,), store=Part("away", "refused", AT)), "away",
          "The store is away since 2026-11-28T03:30:30Z: no job begins."),
@@ -165,11 +195,57 @@ def test_one_sentence(facts: Facts, level: str, sentence: str) -> None:
         of_type(deaths=(50,) * MINUTES, usual_deaths=30.0),
         of_type(retried=(9,) * MINUTES, usual_retried=6.0),
         of_type(retried=(90,) * MINUTES, usual_retried=None),
+        of_type(retried=minutes({3: 60, 4: 47}), error=BANK),
     ],
 )
 def test_no_cry_over_little(quiet: TypeFacts) -> None:
     """Over one death, over what has ended, or over what is usual."""
     assert verdict_of(replace(WELL, types=(quiet,))).level == "well"
+
+
+@pytest.mark.parametrize(
+    ("deaths", "usual", "level", "lines"),
+    [
+        ({2: 30, 4: 25}, 0, "bad", []),
+        ({0: 1, 3: 30, 4: 25}, 0, "bad", []),
+        ({3: 30, 4: 25}, 0, "well",
+         ["55 mail.send died from 2026-11-28T03:26:00Z to 2026-11-28T03:28:00Z; none since"]),
+        ({15: 55}, 0, "well",
+         ["55 mail.send died from 2026-11-28T03:15:00Z to 2026-11-28T03:16:00Z; none since"]),
+        ({16: 55}, 0, "well", []),
+        ({1: 4, 5: 55}, 0, "well", []),
+        ({3: 4}, 0, "well", []),
+        ({**dict.fromkeys(range(60), 30), 8: 2000}, 30, "well",
+         ["2,000 mail.send died from 2026-11-28T03:22:00Z to 2026-11-28T03:23:00Z; no more than usual "
+          "since"]),
+    ],
+)  # fmt: skip
+def test_deaths_that_are_over_are_not_bad(
+    deaths: Mapping[int, int], usual: float, level: str, lines: list[str]
+) -> None:
+    """Over is what has had none in the last two whole minutes, nor in this one; it is told for a while."""
+    mail = of_type("mail.send", deaths=minutes(deaths), usual_deaths=usual, error=VAT)
+    verdict = verdict_of(replace(WELL, types=(mail,)))
+    assert verdict.level == level
+    assert [line.text for line in verdict.lines] == lines
+    assert all(line.kind == "ended" and line.type == "mail.send" for line in verdict.lines)
+
+
+@pytest.mark.parametrize(
+    "silent", [(SILENT,), (SILENT, replace(SILENT, host="search-3")), (replace(HOST, silent=1),)]
+)
+def test_a_line_about_hosts_counts_nothing_that_waits(silent: tuple[HostFacts, ...]) -> None:
+    verdict = verdict_of(replace(WELL, hosts=(*silent, replace(HOST, host="cedar", seen=9))))
+    assert verdict.about is not None
+    assert (verdict.about.kind, verdict.about.count) == ("slow", None)
+
+
+def test_a_few_an_hour_are_no_rate() -> None:
+    """The page shows the number of a line as one a minute; that of the hour is in the text."""
+    crm = of_type("crm", deaths=minutes(dict.fromkeys(range(2, 60, 5), 1)))
+    verdict = verdict_of(replace(WELL, types=(crm,)))
+    assert verdict.about is not None
+    assert verdict.about.count is None
 
 
 def test_what_is_bad_stands_over_what_is_held_grows_or_is_slow() -> None:
@@ -275,11 +351,38 @@ def test_more_deaths_are_never_less_bad(deaths: Minutes, usual: float, place: in
         assert not rise_of(AT, deaths, usual + 1)
 
 
+#: Few die, many, or none.
+FEW_OR_MANY = st.lists(
+    st.just(0) | st.integers(0, 9) | st.integers(0, 5000), min_size=MINUTES, max_size=MINUTES
+).map(tuple)
+
+
+@given(
+    FEW_OR_MANY, st.integers(0, 5), st.just(0.0) | st.floats(0, 1000), st.integers(0, 59),
+    st.integers(0, 600), st.sampled_from([DEATHS, RETRIES]),
+)  # fmt: skip
+def test_no_rate_rises_while_nobody_dies(
+    deaths: Minutes, quiet: int, usual: float, second: int, seconds: int, windows: Sequence[tuple[int, int]]
+) -> None:
+    """Nor does what is over, or what is no rise, become one."""
+    before = (*deaths[quiet:], *(0,) * quiet)
+    at = AT.replace(second=second)
+    later = at + timedelta(seconds=seconds)
+    passed = (minute_of(later) - minute_of(at)) // MINUTE
+    first = rise_of(at, before, usual, windows)
+    second_one = rise_of(later, (*before[passed:], *(0,) * passed), usual, windows)
+    if second_one is not None:
+        assert first is not None
+        assert second_one.rate <= first.rate + 1e-9
+        assert second_one.over or not first.over
+
+
 @given(COUNTS, USUAL)
 def test_a_rise_began_within_the_hour(deaths: Minutes, usual: float | None) -> None:
     if rise := rise_of(AT, deaths, usual):
         assert AT - MINUTES * MINUTE <= rise.since <= AT
-        assert rise.rate > 0
+        assert rise.rate >= 0
+        assert rise.in_hour > 0
 
 
 @given(st.text(max_size=500))

@@ -11,13 +11,13 @@ const LEVELS = {
 const KINDS = {
   bleeds: ["died", "died", "Dies", "a minute"], contained: ["held", "held", "Held", "held"],
   on_its_way: ["growing", "retried", "Grows", "retry"], slow: ["slow", "retried", "Slow", "wait"],
-  away: ["died", "died", "Away", ""],
+  away: ["died", "died", "Away", ""], ended: ["died", "q", "Ended", "died"],
 };
 
 export function titleOf({ level, sentence, about }) {
   if (level === "well") return "Well";
   if (level === "away") return sentence.split(" since ")[0].replace(/\.$/, "");
-  return about?.type && about.kind === "bleeds" ? `${rate(about.count || 0)} a minute die: ${cut(about.type, 60)}`
+  return about?.type && about.kind === "bleeds" && about.count ? `${rate(about.count)} a minute die: ${cut(about.type, 60)}`
     : level === "bad" ? "Bad" : "Slow";
 }
 
