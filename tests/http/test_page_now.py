@@ -25,7 +25,7 @@ def have_an_incident(desk: Desk) -> None:
     assert store is not None
     dying = [
         Rate(minute - timedelta(minutes=n), "crm.sync", "crm", "dead_lettered", (30, *EMPTY))
-        for n in range(1, 7)
+        for n in range(6)
     ]
     calm = [
         Rate(minute - timedelta(minutes=n), "mail.send", "mail", "completed", (9, *EMPTY)) for n in range(59)

@@ -17,8 +17,8 @@ const KINDS = {
 export function titleOf({ level, sentence, about }) {
   if (level === "well") return "Well";
   if (level === "away") return sentence.split(" since ")[0].replace(/\.$/, "");
-  return about?.type && about.kind === "bleeds" && about.count ? `${rate(about.count)} a minute die: ${cut(about.type, 60)}`
-    : level === "bad" ? "Bad" : "Slow";
+  return about?.type && about.kind === "bleeds" && about.count
+    ? `${rate(about.count)} a minute die: ${cut(about.type, 60)}` : level === "bad" ? "Bad" : "Slow";
 }
 
 export function Verdict({ verdict: { level, sentence, why, lines, about } }) {
