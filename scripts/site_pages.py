@@ -232,11 +232,18 @@ def _say_in_full(command: Any) -> None:
 def routes() -> str:
     """Return every route of the HTTP API."""
     rows = (
-        (f"`{method.upper()}`", f"`{path}`", operation["summary"], _parameters(operation), _body(operation))
+        (
+            f"`{method.upper()}`",
+            f"`{path}`",
+            operation["summary"],
+            operation["x-ojs-bridge-role"],
+            _parameters(operation),
+            _body(operation),
+        )
         for path, operations in document()["paths"].items()
         for method, operation in operations.items()
     )
-    return table(("", "Route", "Effect", "Parameters", "Body"), rows)
+    return table(("", "Route", "Effect", "Least role", "Parameters", "Body"), rows)
 
 
 def _parameters(operation: Mapping[str, Any]) -> str:

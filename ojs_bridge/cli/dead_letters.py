@@ -83,7 +83,7 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List dead letters, newest first; if there are more, a cursor to go on with goes to stderr."""
-    read = partial(place.bridge.dead_letters.list, chosen.where(place.bridge.engine.now()))
+    read = partial(place.bridge.dead_letters.list, chosen.of(place))
     pages = listed(read, limit, cursor, everything=everything)
     show_letters((x for page in pages for x in page.letters), place.in_namespace, as_json=as_json)
 
@@ -103,7 +103,7 @@ def show_one(
 @command(group, "stats")
 def stats(place: Place, chosen: LetterChoice, as_json: AsJson = False) -> None:
     """Count dead letters by queue, job type and error type; with --app, show the retention, too."""
-    letters, where = place.bridge.dead_letters, chosen.where(place.bridge.engine.now())
+    letters, where = place.bridge.dead_letters, chosen.of(place)
     numbers = letters.stats(where, text=None)
     if chosen.text:
         numbers = replace(count(searched(letters, where)), retention=numbers.retention)
@@ -132,7 +132,7 @@ def arguments(
     as_json: AsJson = False,
 ) -> None:
     """Tell which values the arguments have: whom a fault hurts. With --app, redacted ones are left out."""
-    where = chosen.where(place.bridge.engine.now())
+    where = chosen.of(place)
     found = place.bridge.dead_letters.by_argument(where, limit=limit)
     rows = [
         (argument.name, count, "all" if argument.one_value else "", json.dumps(value))
@@ -170,8 +170,8 @@ def purge(
     """Delete all dead letters that the filters choose; asks. For an hour `undo` brings them back."""
     if chosen == LetterChoice() and not everything:
         raise ValueError("purge: say which: options such as --queue and --type, or --all")
-    letters, now = place.bridge.dead_letters, place.bridge.engine.now()
-    where = chosen.where(now).until_now(now)
+    letters, where = place.bridge.dead_letters, chosen.of(place)
+    where = where.until_now(place.bridge.engine.now())
     matched = count(searched(letters, where))
     if dry_run:
         show_matched(matched, as_json=as_json)
@@ -238,8 +238,8 @@ def export(
     A file has its lines when all are written: an export that fails leaves it as it was. With --app the app's
     redaction applies, unless you say --raw: redacted lines cannot be imported.
     """
-    letters, now = place.bridge.dead_letters, place.bridge.engine.now()
-    where = chosen.where(now).until_now(now)
+    letters, where = place.bridge.dead_letters, chosen.of(place)
+    where = where.until_now(place.bridge.engine.now())
     if place.bridge.engine.context.redactor and not raw:
         say("the app redacts its letters, and these lines cannot be imported: --raw writes them whole")
     lines = letters.export(where, raw=raw)
@@ -313,7 +313,7 @@ def watch(
         raise ValueError("watch: --until does not go with letters that are still to come")
     now = place.bridge.engine.now
     try:
-        for letter in _arriving(place, chosen.where(now()), now, seconds):
+        for letter in _arriving(place, chosen.of(place), now, seconds):
             if as_json:
                 show_json(letter.to_ojs())
             else:

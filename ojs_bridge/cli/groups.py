@@ -22,7 +22,9 @@ _BARS = " ▁▂▃▄▅▆▇█"
 #: The columns of a sparkline.
 _STEPS = 16
 
-Fingerprint = Annotated[str, Argument(metavar="FINGERPRINT", help="A group, as `groups` shows it.")]
+Fingerprint = Annotated[
+    str, Argument(metavar="FINGERPRINT", help="A group, as `groups` shows it, or its beginning.")
+]
 
 
 @command(group, "groups")
@@ -44,7 +46,7 @@ def groups(
     Replay, delete or export a group with the option --group of the other commands. --text is refused: groups
     are not searched for one.
     """
-    where = chosen.where(place.bridge.engine.now())
+    where = chosen.of(place)
     page = place.bridge.groups.list(where, order=order, state=state, muted=muted, limit=limit, steps=_STEPS)
     if len(page) == limit:
         say("there may be more: --limit lists up to 200")
@@ -64,6 +66,7 @@ def mute(
     The mute is lifted when the group grows by more letters than it has now.
     """
     until = None if lasting is None else time_after("for", lasting, place.bridge.engine.now())
+    fingerprint = place.bridge.groups.id_of(fingerprint)
     made = place.bridge.groups.mute(fingerprint, until=until)
     words = f"muted until {time_of(made.until)} UTC, or until more than {made.count} more letters have died"
     answer(made.to_ojs(), f"{fingerprint}: {words}", as_json=as_json)
@@ -72,6 +75,7 @@ def mute(
 @command(group, "unmute", changes=True)
 def unmute(*, place: Place, fingerprint: Fingerprint, as_json: AsJson = False) -> None:
     """Take the mute of a group back."""
+    fingerprint = place.bridge.groups.id_of(fingerprint)
     place.bridge.groups.unmute(fingerprint)
     answer({"fingerprint": fingerprint, "muted": False}, f"{fingerprint}: unmuted", as_json=as_json)
 
@@ -85,6 +89,7 @@ def resolve(
     as_json: AsJson = False,
 ) -> None:
     """Say that the fault of a group is mended; its letters stay, and its next death brings it back."""
+    fingerprint = place.bridge.groups.id_of(fingerprint)
     made = place.bridge.groups.resolve(fingerprint, mark)
     told = f"resolved in {plain(made.mark)}" if made.mark else "resolved"
     answer(made.to_ojs(), f"{fingerprint}: {told}; the next death brings it back", as_json=as_json)
@@ -93,6 +98,7 @@ def resolve(
 @command(group, "unresolve", changes=True)
 def unresolve(*, place: Place, fingerprint: Fingerprint, as_json: AsJson = False) -> None:
     """Take the resolution of a group back."""
+    fingerprint = place.bridge.groups.id_of(fingerprint)
     place.bridge.groups.unresolve(fingerprint)
     answer({"fingerprint": fingerprint, "resolved": False}, f"{fingerprint}: not resolved", as_json=as_json)
 

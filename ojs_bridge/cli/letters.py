@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Annotated, Any
 
@@ -21,6 +21,7 @@ from ..rules.notations import parse_duration
 from ..rules.policy import attempts_in_words
 from ..store import Filter, Letter, Stats
 from .commands import show_entries
+from .finding import Place
 from .printing import (
     Listing,
     answer,
@@ -72,7 +73,14 @@ class LetterChoice(Choice):
 
     since: Annotated[str | None, Option(help=f"That died at this time or later. {WHEN}.")] = None
     until: Annotated[str | None, Option(help="That died before this time, written as for --since.")] = None
-    group: Annotated[str | None, Option(help="Only of this group: a fingerprint, as `groups` shows.")] = None
+    group: Annotated[
+        str | None, Option(help="Only of this group: a fingerprint, as `groups` shows, or its beginning.")
+    ] = None
+
+    def of(self, place: Place) -> Filter:
+        """Return the filter of now, with the whole fingerprint; raises ValueError and NotFound."""
+        group = self.group and place.bridge.groups.id_of(self.group)
+        return replace(self, group=group).where(place.bridge.engine.now())
 
 
 def time_from(name: str, text: str | None, now: datetime) -> datetime | None:

@@ -64,7 +64,7 @@ group = group_of("operations", "Operations on many letters or waiting jobs: list
 #: The past of each action.
 DONE = {"replay": "replayed", "purge": "deleted", "run": "made due", "move": "moved", "cancel": "cancelled"}
 
-Id = Annotated[str, Argument(metavar="ID", help="The operation's id.")]
+Id = Annotated[str, Argument(metavar="ID", help=f"The operation's id, {ID_HELP}")]
 
 
 @command(group, "list")
@@ -91,6 +91,7 @@ def show_one(place: Place, operation_id: Id, as_json: AsJson = False) -> None:
 
     Of the jobs that died again, it shows the fifty newest letters.
     """
+    operation_id = place.bridge.operations.id_of(operation_id)
     operation = place.bridge.operations.get(operation_id)
     known = {**operation.to_ojs(), "action": operation.action, "jobs": str(operation.jobs or "")}
     facts = facts_table((name, value) for name, value in known.items() if value not in (None, "", [], {}))
@@ -102,17 +103,19 @@ def show_one(place: Place, operation_id: Id, as_json: AsJson = False) -> None:
 @command(group, "stop", changes=True)
 def stop(place: Place, operation_id: Id, as_json: AsJson = False) -> None:
     """Ask an operation to stop; the process that carries it out does so within seconds."""
-    operation = place.bridge.operations.stop(operation_id)
+    operations = place.bridge.operations
+    operation = operations.stop(operations.id_of(operation_id))
     answer(_json_of(operation), f"{operation.id}: {operation.state}, {_progress(operation)}", as_json=as_json)
 
 
 @command(group, "resume", changes=True)
 def resume(place: Place, operation_id: Id, as_json: AsJson = False) -> int | None:
     """Carry out the rest of an operation that was stopped, interrupted or failed."""
-    operation = place.bridge.operations.get(operation_id)
+    operations = place.bridge.operations
+    operation = operations.get(operations.id_of(operation_id))
     # A replay is published by the app; a purge needs only the store.
     operations = (place.publishing_bridge if operation.action == "replay" else place.bridge).operations
-    return carry_out(place, operations.resume(operation_id), as_json=as_json)
+    return carry_out(place, operations.resume(operation.id), as_json=as_json)
 
 
 def undo(
@@ -126,7 +129,8 @@ def undo(
 
     A letter stays deleted if its job has begun again, or died again, since.
     """
-    undone = place.bridge.operations.undo(deletion)
+    operations = place.bridge.operations
+    undone = operations.undo(operations.id_of(deletion))
     stayed = f", {undone.stayed:,} stayed in the bin" if undone.stayed else ""
     words = [f"{letter_count(undone.restored)} back{stayed}"]
     reasons = [table(("id", "why it stayed"), undone.reasons)] if undone.reasons else []
@@ -137,7 +141,8 @@ def undo(
 @command(group, "rest", changes=True)
 def rest(place: Place, operation_id: Id, as_json: AsJson = False) -> int | None:
     """Send the dead letters that a probe (`replay --limit`) has left, as the probe was sent; it goes once."""
-    return carry_out(place, place.publishing_bridge.operations.rest(operation_id), as_json=as_json)
+    operations = place.publishing_bridge.operations
+    return carry_out(place, operations.rest(operations.id_of(operation_id)), as_json=as_json)
 
 
 def begin(place: Place, action: Action, where: Filter, *, as_json: bool, **how: Any) -> int | None:
@@ -260,8 +265,7 @@ def replay(
     if ids:
         override = changes.read()
         return each(ids, lambda i: letters.replay_with(i, override), "replayed", as_json=as_json)
-    now = bridge.engine.now()
-    where = chosen.where(now).until_now(now)
+    where = chosen.of(place).until_now(bridge.engine.now())
     stuck = Counter[str]()
     matched = count(_noting(searched(letters, where), letters, stuck))
     if dry_run:

@@ -135,14 +135,15 @@ def serve(
 ) -> None:
     """Show the page in a browser, and answer over HTTP.
 
-    OJS_BRIDGE_OPERATOR_TOKEN and OJS_BRIDGE_READER_TOKEN guard both. So does OJS_BRIDGE_TOKENS, a list of
-    tokens with names: alice:operator:TOKEN,ci:reader:TOKEN.
+    OJS_BRIDGE_OPERATOR_TOKEN, OJS_BRIDGE_REPLAYER_TOKEN and OJS_BRIDGE_READER_TOKEN guard both. So does
+    OJS_BRIDGE_TOKENS, a list of tokens with names: alice:operator:TOKEN,ci:reader:TOKEN. A replayer replays
+    dead letters as they are, and changes and deletes nothing.
     """
     try:
         from ..http import serve as serve_http
     except ImportError as missing:
         raise ConfigurationError(f"http: {missing}") from None
-    names = ("OPERATOR_TOKEN", "READER_TOKEN", "TOKENS")
+    names = ("OPERATOR_TOKEN", "REPLAYER_TOKEN", "READER_TOKEN", "TOKENS")
     tokens = {name.lower(): os.environ.get(f"OJS_BRIDGE_{name}") or None for name in names}
     user = user_header and (lambda request: request.headers.get(user_header))
     proxies = trusted_proxies or None

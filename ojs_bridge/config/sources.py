@@ -21,8 +21,9 @@ logger = logging.getLogger("ojs_bridge")
 
 _PREFIX = "OJS_BRIDGE_"
 _PYPROJECT = "pyproject.toml"
+_TOKENS = {"OPERATOR_TOKEN", "REPLAYER_TOKEN", "READER_TOKEN", "TOKENS"}
 #: The variables that are no settings of a bridge.
-_OTHERS = {"APP", "CANARY", "CONFIG", "METRICS_PORT", "OPERATOR_TOKEN", "READER_TOKEN", "TOKENS"}
+_OTHERS = {"APP", "CANARY", "CONFIG", "METRICS_PORT"} | _TOKENS
 
 
 def _as_it_is(_place: str, said: Any) -> Any:

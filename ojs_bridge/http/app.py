@@ -68,6 +68,7 @@ def app_for(
     bridge: Bridge,
     *,
     operator_token: str | None = None,
+    replayer_token: str | None = None,
     reader_token: str | None = None,
     tokens: str | None = None,
     open_to_all: bool = False,
@@ -75,16 +76,18 @@ def app_for(
 ) -> Starlette:
     """Return an ASGI app to mount: the page at its root, the API under `ojs/v1`.
 
-    The operator's token allows everything, the reader's token allows reads. `tokens` have names, which the
-    audit tells: `alice:operator:TOKEN,ci:reader:TOKEN`. `open_to_all` is for an app that has its own login,
-    which a foreign page cannot use; `user` is given each request, and returns the name that the app's login
-    has found. Raises ConfigurationError without a store, and without either a token or `open_to_all`.
+    The operator's token allows everything, the replayer's allows reads and replays of dead letters as they
+    are, and the reader's allows reads. `tokens` have names, which the audit tells:
+    `alice:operator:TOKEN,ci:reader:TOKEN`. `open_to_all` is for an app that has its own login, which a
+    foreign page cannot use; `user` is given each request, and returns the name that the app's login has
+    found. Raises ConfigurationError without a store, and without either a token or `open_to_all`.
     """
     if open_to_all is (operator_token is not None or bool(tokens)):
         raise ConfigurationError(
             "operator_token: give one, or else open_to_all=True where others guard the app; tokens will do"
         )
-    return guarded(bridge, Access(tokens_of(operator_token, reader_token, tokens), user=user))
+    known = tokens_of(operator_token, reader_token, tokens, replayer=replayer_token)
+    return guarded(bridge, Access(known, user=user))
 
 
 def serve(
@@ -93,6 +96,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8787,
     operator_token: str | None = None,
+    replayer_token: str | None = None,
     reader_token: str | None = None,
     tokens: str | None = None,
     user: UserOf | None = None,
@@ -103,7 +107,8 @@ def serve(
     `tokens` and `user` are as for `app_for`. `trusted_proxies` are addresses with commas between them, whose
     X-Forwarded-For names the client; without any, the client is the peer. Raises ConfigurationError.
     """
-    app = guarded(bridge, access_at(host, operator_token, reader_token, tokens, user))
+    access = access_at(host, operator_token, reader_token, tokens, user, replayer=replayer_token)
+    app = guarded(bridge, access)
     uvicorn.run(
         app,
         host=host,
@@ -263,6 +268,7 @@ def _operation(operation: Operation, shape_of: Mapping[Any, Schema]) -> Schema:
     responses = {status: {"description": meaning, "content": error} for status, meaning in errors.items()}
     described: Schema = {
         "summary": operation.summary,
+        "x-ojs-bridge-role": operation.role,
         "parameters": [*_parameters(operation)],
         "responses": {"200": {"description": "Done", "content": answer}, **responses},
     }

@@ -8,10 +8,10 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 from urllib.parse import SplitResult, urlsplit
 from uuid import uuid4
 
@@ -37,14 +37,17 @@ from .answers import (
 
 logger = logging.getLogger("ojs_bridge")
 
-Role = Literal["operator", "reader"]
+#: A reader reads, a replayer replays dead letters as they are, too, and an operator does all.
+Role = Literal["operator", "replayer", "reader"]
 #: Returns the name of the user behind a request that was admitted; None or an empty text where it knows none.
 UserOf: TypeAlias = Callable[[Request], object]
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 MIN_TOKEN = 16
 _TOKEN = re.compile(rf"[!-~]{{{MIN_TOKEN},}}")
-_ROLES: Mapping[str, Role] = {"operator": "operator", "reader": "reader"}
+#: The roles, the one that may do all first.
+ROLES: Sequence[Role] = get_args(Role)
+_ROLES: Mapping[str, Role] = {role: role for role in ROLES}
 _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 #: The name of a user whom nothing names.
 NOBODY = "anonymous"
@@ -53,9 +56,9 @@ READS = ("GET", "HEAD")
 MAX_ADDRESSES = 10_000
 #: What may be asked without a token.
 OPEN = "/health"
-#: The keys of a request's scope for its actor, whom a request without a token has not, and for the headers
-#: that inner layers add to its answer.
-ACTOR, ADDED = "ojs.actor", "ojs.added_headers"
+#: The keys of a request's scope for its actor and role, which a request without a token has not, and for the
+#: headers that inner layers add to its answer.
+ACTOR, ADMITTED_AS, ADDED = "ojs.actor", "ojs.role", "ojs.added_headers"
 #: The header that tells the page what its token allows.
 ROLE = "X-OJS-Bridge-Role"
 
@@ -133,8 +136,8 @@ class Access:
     probes: Buckets = field(default_factory=lambda: Buckets(50, 5))
     wrong: Buckets = field(default_factory=lambda: Buckets(20, 0.2, "wrong tokens"))
 
-    def admit(self, request: Request, address: str) -> tuple[dict[str, str], Actor]:
-        """Admit a request of an address, and return headers for its answer, and the actor; raises Refusal."""
+    def admit(self, request: Request, address: str) -> tuple[dict[str, str], Actor, Role]:
+        """Admit a request of an address; return headers for its answer, actor and role; raises Refusal."""
         reads, headers = request.method in READS, request.headers
         token = self._token(headers, address) if self.tokens else None
         if token is None:
@@ -143,8 +146,11 @@ class Access:
                 raise forbidden(f"the Host header must name {' or '.join(sorted(self.hosts))}")
             if not reads:
                 _check_origin(headers)
-        elif token.role != "operator" and not reads:
-            raise forbidden("the reader's token can only read")
+        elif token.role == "reader" and not reads:
+            raise forbidden(
+                "the reader's token can only read; a replay needs the role replayer or operator, and any "
+                "other write needs operator"
+            )
         limits = (self.reads if reads else self.writes).take()
         wanted = headers.get("ojs-version", VERSION)
         if wanted.partition(".")[0] != VERSION.partition(".")[0]:
@@ -154,8 +160,8 @@ class Access:
         user = self.user(request) if self.user else None
         # A user of an app is often a number or an object.
         name = ("" if user is None else str(user)) or (token.name if token else NOBODY)
-        actor = Actor(name, "http", address)
-        return {**limits, ROLE: token.role if token else "operator"}, actor
+        role = token.role if token else "operator"
+        return {**limits, ROLE: role}, Actor(name, "http", address), role
 
     def _token(self, headers: Headers, address: str) -> Token:
         """Return the token of a request; a right token is admitted even from where many wrong ones came."""
@@ -172,14 +178,36 @@ class Access:
         raise Refusal(401, "x_unauthorized", message, headers={"WWW-Authenticate": "Bearer"})
 
 
+def check_role(role: Role, needed: Role, what: str = "this") -> None:
+    """Refuse what needs a role that may do more than this one; the refusal names it."""
+    if ROLES.index(role) > ROLES.index(needed):
+        raise forbidden(f"{what} needs the role {needed}, and the role of this token is {role}")
+
+
+def check_replay(role: Role, action: str, changes: Collection[str]) -> None:
+    """Refuse a replayer all operations but replays of dead letters as they are."""
+    if action != "replay":
+        check_role(role, "operator", f"an operation of the action {action}")
+    if changes:
+        check_role(role, "operator", f"a replay that changes {', '.join(sorted(changes))}")
+
+
 def tokens_of(
-    operator: str | None = None, reader: str | None = None, named: str | None = None
+    operator: str | None = None,
+    reader: str | None = None,
+    named: str | None = None,
+    *,
+    replayer: str | None = None,
 ) -> tuple[Token, ...]:
     """Return the tokens of a server; `named` is a list such as `alice:operator:TOKEN,ci:reader:TOKEN`.
 
     Raises ConfigurationError, which never has a token in it.
     """
-    tokens = [*_unnamed(operator, reader), *_named(named or "")]
+    unnamed: Mapping[Role, str | None] = {"operator": operator, "replayer": replayer, "reader": reader}
+    own = [
+        (f"{role}_token", Token(role, role, given)) for role, given in unnamed.items() if given is not None
+    ]
+    tokens = [*own, *_named(named or "")]
     secrets: dict[str, str] = {}
     for field_, token in tokens:
         if not (isinstance(token.secret, str) and _TOKEN.fullmatch(token.secret)):
@@ -198,13 +226,6 @@ def tokens_of(
     return tuple(token for _, token in tokens)
 
 
-def _unnamed(operator: str | None, reader: str | None) -> Iterator[tuple[str, Token]]:
-    if operator is not None:
-        yield "operator_token", Token("operator", "operator", operator)
-    if reader is not None:
-        yield "reader_token", Token("reader", "reader", reader)
-
-
 def _named(text: str) -> Iterator[tuple[str, Token]]:
     for number, entry in enumerate(text.split(",") if text else (), 1):
         name, _, rest = entry.strip().partition(":")
@@ -215,12 +236,18 @@ def _named(text: str) -> Iterator[tuple[str, Token]]:
             raise ConfigurationError(f"tokens: entry {number}: its name must be letters, digits and _.@-")
         role = _ROLES.get(role_name)
         if role is None:
-            raise ConfigurationError(f"tokens: {name}: its role must be operator or reader")
+            raise ConfigurationError(f"tokens: {name}: its role must be operator, replayer or reader")
         yield f"tokens: {name}", Token(name, role, secret)
 
 
 def access_at(
-    host: str, operator: str | None, reader: str | None, named: str | None = None, user: UserOf | None = None
+    host: str,
+    operator: str | None,
+    reader: str | None,
+    named: str | None = None,
+    user: UserOf | None = None,
+    *,
+    replayer: str | None = None,
 ) -> Access:
     """Return the access to a server at a host; raises ConfigurationError if strangers could use it."""
     if not (operator or named or is_loopback(host)):
@@ -229,7 +256,8 @@ def access_at(
             "(OJS_BRIDGE_OPERATOR_TOKEN, OJS_BRIDGE_TOKENS); without them the server listens on a loopback "
             "address only"
         )
-    return Access(tokens_of(operator, reader, named), LOOPBACK | {host.lower()}, user)
+    tokens = tokens_of(operator, reader, named, replayer=replayer)
+    return Access(tokens, LOOPBACK | {host.lower()}, user)
 
 
 def is_loopback(host: str) -> bool:
@@ -330,7 +358,7 @@ class Guard:
         ):
             access.probes.take(address)
         else:
-            headers, scope[ACTOR] = access.admit(request, address)
+            headers, scope[ACTOR], scope[ADMITTED_AS] = access.admit(request, address)
             scope[ADDED].update(headers)
         await self._app(scope, receive, send)
 

@@ -24,6 +24,7 @@ from ..rules.policy import RetryPolicy
 from ..store import EVERYTHING, Filter, Letter, Page, Parked, ParkedPage, Stats, matches
 from . import requests, shapes
 from .answers import invalid
+from .guarding import Role, check_replay
 from .operations import Bulks, unconfirmed
 from .requests import (
     EARLIEST,
@@ -256,8 +257,8 @@ class Letters:
         """Count which values the arguments have, in the newest 10,000 dead letters."""
         return cast(ByArgument, self._bridge.dead_letters.by_argument(query.where()).to_ojs())
 
-    @answers(LETTERS, "POST", "/admin/dead-letter/retry", many=True)
-    @answers(LETTERS, "POST", "/dead-letter/retry", many=True)
+    @answers(LETTERS, "POST", "/admin/dead-letter/retry", many=True, role="replayer")
+    @answers(LETTERS, "POST", "/dead-letter/retry", many=True, role="replayer")
     async def replay_all(self, body: Replay) -> Response:
         """Replay dead letters."""
         act = partial(self._bridge.dead_letters.replay_all, rate=body.rate)
@@ -271,12 +272,14 @@ class Letters:
             raise unconfirmed(action, await self._bulks.run(preview))
         return await self._bulks.answer(action, partial(act, confirm=True))
 
-    @answers(LETTERS, "POST", "/admin/jobs/{id}/retry")
-    @answers(LETTERS, "POST", "/admin/dead-letter/{id}/retry")
-    @answers(LETTERS, "POST", "/dead-letter/{id}/retry")
-    def replay(self, job_id: str, body: ReplayOne) -> shapes.ReplayedJob:
+    @answers(LETTERS, "POST", "/admin/jobs/{id}/retry", role="replayer")
+    @answers(LETTERS, "POST", "/admin/dead-letter/{id}/retry", role="replayer")
+    @answers(LETTERS, "POST", "/dead-letter/{id}/retry", role="replayer")
+    def replay(self, job_id: str, body: ReplayOne, role: Role) -> shapes.ReplayedJob:
         """Replay a dead letter."""
         override = body.override.changes() if body.override else Override()
+        if role != "operator":
+            check_replay(role, "replay", override.to_ojs())
         try:
             letter, job = self._bridge.dead_letters.replay_with(job_id, override)
         finally:

@@ -20,6 +20,7 @@ from ..rules.job import format_time
 from . import shapes
 from .answers import Answer, Refusal, invalid, not_found, too_many
 from .bulk import Begin
+from .guarding import Role, check_replay
 from .requests import DiedQuery, Limited
 from .routes import Operation as Route
 from .routes import answers
@@ -65,10 +66,11 @@ class Operations:
         """List the bulk operations of the last 30 days, the newest first."""
         return {"operations": [_shown(each) for each in self._bridge.operations.list(limit=query.limit)]}
 
-    @answers(OPERATIONS, "POST", "/operations")
-    def begin(self, body: Begin) -> shapes.BulkOperation:
+    @answers(OPERATIONS, "POST", "/operations", role="replayer")
+    def begin(self, body: Begin, role: Role) -> shapes.BulkOperation:
         """Begin a bulk operation; it goes on when the client goes away."""
         action = action_from_json(body.action)
+        check_replay(role, action, body.override.changes().to_ojs() if body.override else ())
         if not body.confirm:
             if body.ids:
                 raise invalid(f"confirm: must be true; {len(body.ids)} ids are named", matched=len(body.ids))
@@ -93,17 +95,19 @@ class Operations:
         except NothingMatched as error:
             raise Refusal(404, "not_found", str(error), details={"matched": 0}) from None
 
-    @answers(OPERATIONS, "POST", "/operations/{id}/resume")
-    def resume(self, job_id: str) -> shapes.BulkOperation:
+    @answers(OPERATIONS, "POST", "/operations/{id}/resume", role="replayer")
+    def resume(self, job_id: str, role: Role) -> shapes.BulkOperation:
         """Resume an operation that was stopped, interrupted or failed."""
+        self._check(job_id, role)
         try:
             return self._carried_out(lambda: self._bridge.operations.resume(job_id))
         except NotResumable as error:
             raise Refusal(409, "x_conflict", str(error)) from None
 
-    @answers(OPERATIONS, "POST", "/operations/{id}/rest")
-    def rest(self, job_id: str) -> shapes.BulkOperation:
+    @answers(OPERATIONS, "POST", "/operations/{id}/rest", role="replayer")
+    def rest(self, job_id: str, role: Role) -> shapes.BulkOperation:
         """Send the letters that a probe has left, as the probe was sent; it goes once."""
+        self._check(job_id, role)
         try:
             return self._carried_out(lambda: self._bridge.operations.rest(job_id))
         except (NotResumable, NothingMatched) as error:
@@ -146,10 +150,17 @@ class Operations:
         """Get a bulk operation and its progress."""
         return _shown(self._bridge.operations.get(job_id))
 
-    @answers(OPERATIONS, "DELETE", "/operations/{id}")
-    def stop(self, job_id: str) -> shapes.BulkOperation:
+    @answers(OPERATIONS, "DELETE", "/operations/{id}", role="replayer")
+    def stop(self, job_id: str, role: Role) -> shapes.BulkOperation:
         """Ask an operation to stop; its letters that are not done stay."""
+        self._check(job_id, role)
         return _shown(self._bridge.operations.stop(job_id))
+
+    def _check(self, operation_id: str, role: Role) -> None:
+        """Refuse a role an operation that it could not have begun, by its action and its changes."""
+        if role != "operator":
+            operation = self._bridge.operations.get(operation_id)
+            check_replay(role, operation.action, operation.override)
 
     def _carried_out(self, begin: Callable[[], Operation]) -> shapes.BulkOperation:
         """Begin an operation, and have a thread carry it out; raises Refusal when no thread is free."""

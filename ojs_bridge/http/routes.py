@@ -26,7 +26,7 @@ from ..operations.audit import acting
 from ..operations.letters import problem_of
 from . import shapes
 from .answers import JSON_TYPES, Answer, Refusal, content_type, invalid, missing
-from .guarding import ACTOR
+from .guarding import ACTOR, ADMITTED_AS, Role, check_role
 from .requests import Asked, Change
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -45,7 +45,8 @@ class Operation:
     models, and `request` is the request. It runs in a thread. A coroutine function, for `many` letters,
     returns its own response. An `empty` answer is the status 204 alone. A function that raises NotFound
     belongs to an object with the name of the `resource`, whose `get` finds an entry that another process has
-    in hand.
+    in hand. The `role` is the least one that may call it; a function whose body or entry may need more has a
+    parameter for the caller's.
     """
 
     method: str
@@ -53,6 +54,7 @@ class Operation:
     handler: Callable[..., Any]
     many: bool
     empty: bool
+    role: Role
 
     @property
     def names_one(self) -> bool:
@@ -86,7 +88,10 @@ class Operation:
     async def _answer(self, served: Any, query: type[Asked], body: type[Asked], request: Request) -> Response:
         job_id: Any = request.path_params.get("id")
         actor: Any = request.scope.get(ACTOR)
-        given = {"request": request, "job_id": job_id, "query": read_query(request, query)}
+        role: Role = request.scope.get(ADMITTED_AS, "reader")
+        if role != "operator":
+            check_role(role, self.role)
+        given = {"request": request, "job_id": job_id, "role": role, "query": read_query(request, query)}
         if self.method != "GET":
             given["body"] = asked = await read_body(request, body)
             actor = replace(actor, reason=getattr(asked, "reason", None) or "")
@@ -103,12 +108,22 @@ class Operation:
 
 
 def answers(
-    operations: list[Operation], method: str, path: str, *, many: bool = False, empty: bool = False
+    operations: list[Operation],
+    method: str,
+    path: str,
+    *,
+    many: bool = False,
+    empty: bool = False,
+    role: Role | None = None,
 ) -> Callable[[F], F]:
-    """Add a method to a list of operations. Longer paths come first: an id may look like one of them."""
+    """Add a method to a list of operations. Longer paths come first: an id may look like one of them.
+
+    Without a `role`, everybody may read, and an operator alone may write.
+    """
+    needed: Role = role or ("reader" if method == "GET" else "operator")
 
     def add(handler: F) -> F:
-        operations.append(Operation(method, path, handler, many, empty))
+        operations.append(Operation(method, path, handler, many, empty, needed))
         return handler
 
     return add

@@ -24,7 +24,7 @@ from ..rules.job import format_time
 from ..store import EVERYTHING, Fields, Filter, Letter
 from .audit import Audit
 from .dead_letters import DeadLetters
-from .letters import page_size
+from .letters import only_id, page_size
 from .operation import (
     ENTRIES,
     KIND,
@@ -215,6 +215,10 @@ class Operations:
     def get(self, operation_id: str) -> Operation:
         """Return an operation; raises OperationNotFound."""
         return self._ledger.get(operation_id)
+
+    def id_of(self, text: str) -> str:
+        """Return the id that is this text, or else the only one that begins with it, as for dead letters."""
+        return only_id(text, self._ledger.ids_beginning)
 
     def list(self, *, limit: int = 50) -> Sequence[Operation]:
         """Return the newest operations; operations of the last 30 days are kept."""

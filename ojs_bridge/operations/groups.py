@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -44,7 +45,7 @@ from ..store import (
 )
 from .audit import MAX_TEXT, Actor, Audit, Marks
 from .group import ErrorGroup, Mute, Resolution
-from .letters import MAX_PAGE, every_page, shown, without_text
+from .letters import MAX_PAGE, every_page, only_id, shown, without_text
 
 T = TypeVar("T")
 #: A list: in the class of the groups this is a method's name.
@@ -57,6 +58,8 @@ LASTS = timedelta(days=7)
 MOST, MOST_SKIPPED = 200, 100_000
 #: The most groups that are looked at for those of a state, and the most groups without letters in a list.
 WALKED, MOST_WITHOUT = 1_000, 100
+#: The beginning of a fingerprint that stands for all of it.
+_BEGINNING = re.compile("[0-9a-f]{4,15}")
 #: The newest marks that are looked at for one that is not in the future.
 _MARKS = 10
 
@@ -141,6 +144,26 @@ class Groups:
         if not found:
             raise NotFound(f"there is no group {group!r}")
         return found[0]
+
+    def id_of(self, text: str) -> str:
+        """Return the fingerprint that is this text, or else the only one of a group that begins with it.
+
+        Four digits are enough. What cannot begin a fingerprint is returned as it is. Raises ValueError that
+        names the groups, where there are several, and NotFound where there is none.
+        """
+        if not _BEGINNING.fullmatch(text):
+            return text
+        found = only_id(text, self._beginning, "group")
+        if found == text:
+            raise NotFound(f"there is no group whose fingerprint begins with {text!r}")
+        return found
+
+    def _beginning(self, text: str, most: int) -> Sequence[str]:
+        """Return so many fingerprints at most, of letters, of jobs that retry, and of what operators said."""
+        store = self._store
+        known = {*store.letters.group_sizes(EVERYTHING), *faults_of(store.documents)}
+        known |= {*self.mutes(), *self.resolutions()}
+        return sorted(name for name in known if name.startswith(text))[:most]
 
     def _of_states(self, states: Collection[State], asked: _Asked, known: _Known) -> Found[ErrorGroup]:
         """Return the groups of some states, the last seen one first."""

@@ -198,7 +198,7 @@ def pages_of_ids(
         yield [entry for entry in entries if entry is not None], str(start + READ)
 
 
-def only_id(text: str, beginning: Callable[[str, int], Sequence[str]]) -> str:
+def only_id(text: str, beginning: Callable[[str, int], Sequence[str]], name: str = "id") -> str:
     """Return the only id that begins with a text of at least four characters; without an id, the text.
 
     Raises ValueError that names the ids, where there are several.
@@ -206,7 +206,7 @@ def only_id(text: str, beginning: Callable[[str, int], Sequence[str]]) -> str:
     ids = beginning(text, _NAMED + 1) if len(text) >= _SHORTEST else ()
     if len(ids) > 1:
         more = ", and more" if len(ids) > _NAMED else ""
-        raise ValueError(f"id: {text!r} begins several: {', '.join(ids[:_NAMED])}{more}")
+        raise ValueError(f"{name}: {text!r} begins several: {', '.join(ids[:_NAMED])}{more}")
     return ids[0] if ids else text
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any, Literal, TypeAlias, get_args
 
 from pydantic import TypeAdapter
@@ -266,6 +267,14 @@ class Ledger:
                 return self.with_jobs([self._read(document)])[0]
         except Unreadable as error:
             raise OperationNotFound(f"operation {operation_id!r}: {error}") from None
+
+    def ids_beginning(self, text: str, most: int) -> Sequence[str]:
+        """Return the id that is a text, or else so many ids at most that begin with it, the newest first."""
+        if self.documents.get(KIND, text):
+            return [text]
+        pages = every_page(lambda cursor: self.documents.list(KIND, limit=500, cursor=cursor))
+        ids = (document.id for page in pages for document in page.documents)
+        return [*islice((each for each in ids if each.startswith(text)), most)]
 
     def newest(self, limit: int) -> Sequence[Operation]:
         """Return the newest operations."""

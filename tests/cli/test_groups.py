@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ojs_bridge import Bridge
@@ -77,6 +79,28 @@ def test_a_group_is_resolved(store: str) -> None:
     assert "resolved" in ran("groups", store=store).out.splitlines()[1]
     assert ran("unresolve", ANSWER, store=store).out == f"{ANSWER}: not resolved\n"
     assert ran("groups", "--state", "resolved", store=store).out == "no groups\n"
+
+
+def test_the_beginning_of_a_fingerprint(bridge: Bridge, store: str) -> None:
+    """Four digits are enough for a command and for --group, if they name one group; several are named."""
+    assert ran("mute", ANSWER[:6], store=store).out.startswith(f"{ANSWER}: muted until ")
+    assert ran("unmute", ANSWER[:6], store=store).out == f"{ANSWER}: unmuted\n"
+    assert ran("resolve", MAIL[:4], store=store).out.startswith(f"{MAIL}: resolved")
+    assert ran("unresolve", MAIL[:4], store=store).out == f"{MAIL}: not resolved\n"
+    assert ran("stats", "--json", "--group", EXPIRED[:8], store=store).json[0]["total"] == 1
+    assert bridge.store is not None
+    found = bridge.dead_letters.list(group=EXPIRED).letters[0]
+    twin = EXPIRED[:8] + ("0" if EXPIRED[8] != "0" else "1") + EXPIRED[9:]
+    bridge.store.letters.bury(replace(found, id="twin", fault=twin))
+    several = ran("purge", "--group", EXPIRED[:8], "--yes", store=store)
+    first, second = sorted((EXPIRED, twin))
+    told = f"ojs-bridge: group: {EXPIRED[:8]!r} begins several: {first}, {second}\n"
+    assert (several.code, several.err) == (2, told)
+    none = next(digits for digits in map("{:04x}".format, range(9)) if digits not in (ANSWER[:4], MAIL[:4]))
+    for words in (("resolve", none), ("list", "--group", none)):
+        missing = ran(*words, store=store)
+        told = f"ojs-bridge: there is no group whose fingerprint begins with {none!r}\n"
+        assert (missing.code, missing.err) == (1, told)
 
 
 def test_whom_a_group_hurts(store: str) -> None:

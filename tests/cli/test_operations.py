@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -48,6 +49,26 @@ def test_a_purge_is_listed_and_shown(bridge: Bridge, store: str) -> None:
     again = run("operations", "stop", done.id, store=store)
     assert (again.code, again.out) == (0, f"{done.id}: done, 2 dead letters deleted\n")
     assert run("operations", "list", "--json", store=store).json == [shown]
+
+
+def test_the_beginning_of_an_operations_id(bridge: Bridge, store: str) -> None:
+    """It stands for the id if one operation alone has it; several are named, and nothing found is said."""
+    begun = bridge.operations.begin("purge", queue="default")
+    short = begun.id[:10]
+    assert run("operations", "show", short, "--json", store=store).json[0]["id"] == begun.id
+    assert run("operations", "stop", short, store=store).out.startswith(f"{begun.id}: stopping")
+    asked, ledger = bridge.operations.get(begun.id), operation.Ledger(bridge.engine.context)
+    assert ledger.save(replace(asked, state="stopped", revision=asked.revision + 1))
+    assert run("operations", "resume", short, store=store).err.startswith(f"operation {begun.id};")
+    assert run("undo", short, store=store).out.endswith(" back\n")
+    missing = run("operations", "show", "op-none", store=store)
+    assert (missing.code, missing.err) == (1, "ojs-bridge: there is no operation 'op-none'\n")
+    twin = replace(bridge.operations.get(begun.id), id=f"{short}zz", revision=1)
+    assert ledger.save(twin)
+    several = run("operations", "stop", short, store=store)
+    assert several.code == 2
+    assert f"id: {short!r} begins several: " in several.err
+    assert {begun.id, twin.id} == {*several.err.strip().rpartition(": ")[2].split(", ")}
 
 
 def test_an_interrupted_purge_is_resumed(bridge: Bridge, store: str, monkeypatch: pytest.MonkeyPatch) -> None:

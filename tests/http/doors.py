@@ -26,6 +26,7 @@ from tests.store.test_parked import parked
 from tests.store.test_store import letter
 
 OPERATOR = "the-operators-own-token"
+REPLAYER = "the-replayers-own-token"
 READER = "the-readers-own-token"
 API = "/ojs/v1"
 LETTERS = f"{API}/dead-letter"

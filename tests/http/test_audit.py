@@ -146,7 +146,7 @@ def test_an_app_tells_its_user(door: House) -> None:
         (ALICE, "tokens: entry 1: it must be NAME:ROLE:TOKEN"),
         (f"{NAMED},", "tokens: entry 3: it must be NAME:ROLE:TOKEN"),
         (f"al ice:operator:{ALICE}", "tokens: entry 1: its name must be letters, digits and _.@-"),
-        (f"alice:admin:{ALICE}", "tokens: alice: its role must be operator or reader"),
+        (f"alice:admin:{ALICE}", "tokens: alice: its role must be operator, replayer or reader"),
         ("alice:operator:short", "tokens: alice: it must be 16 or more ASCII characters, no space"),
         (f"{NAMED},bob:reader:{ALICE}", "tokens: bob: it must differ from the tokens: alice"),
         (f"{NAMED},alice:reader:{ALICE}2", "tokens: alice: the name stands twice"),

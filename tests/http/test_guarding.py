@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from starlette.testclient import TestClient
 
 from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.http import app_for, guarding, serve
-from ojs_bridge.http.app import guarded
+from ojs_bridge.http.app import document, guarded
 from ojs_bridge.http.guarding import (
     LOOPBACK,
     MAX_ADDRESSES,
@@ -25,7 +26,22 @@ from ojs_bridge.http.guarding import (
     tokens_of,
 )
 from ojs_bridge.http.routes import MAX_BODY
-from tests.http.doors import API, JOBS, LETTERS, OPERATOR, READER, House, client_at, house, with_token
+from ojs_bridge.operations.operation import Ledger
+from tests.http.doors import (
+    API,
+    JOBS,
+    LETTERS,
+    OPERATOR,
+    READER,
+    REPLAYER,
+    House,
+    client_at,
+    house,
+    with_token,
+)
+from tests.servers import eventually
+
+OPERATIONS = f"{API}/operations"
 
 
 @pytest.fixture
@@ -45,7 +61,7 @@ def status_of(client: TestClient, method: str, path: str, **headers: str) -> int
 
 def test_tokens(door: House) -> None:
     """None or a wrong one: 401. The reader's: 403 for writes. The operator's: all. The page needs none."""
-    client = client_at(door.bridge, Access(tokens_of(OPERATOR, READER)))
+    client = client_at(door.bridge, Access(tokens_of(OPERATOR, READER, replayer=REPLAYER)))
     bearers = [with_token(token) for token in ("wrong", "", OPERATOR + "x", "näh")]
     for headers in ({}, {"Authorization": OPERATOR}, {"Authorization": f"Basic {OPERATOR}"}, *bearers):
         encoded = {name: value.encode() for name, value in headers.items()}
@@ -53,7 +69,7 @@ def test_tokens(door: House) -> None:
             answer = client.request(method, path, headers=encoded)
             assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
             assert answer.json()["error"]["code"] == "x_unauthorized"
-    for token, role in ((READER, "reader"), (OPERATOR, "operator")):
+    for token, role in ((READER, "reader"), (REPLAYER, "replayer"), (OPERATOR, "operator")):
         answer = client.get(LETTERS, headers=with_token(token))
         assert (answer.status_code, answer.headers["x-ojs-bridge-role"]) == (200, role)
     assert door.client.get(LETTERS).headers["x-ojs-bridge-role"] == "operator"
@@ -68,6 +84,117 @@ def test_tokens(door: House) -> None:
     assert client.get("/").status_code == 200
     assert client.get("/page/desk.css").status_code == 200
     assert client.delete(f"{LETTERS}/j-1", headers=with_token(OPERATOR)).status_code == 200
+
+
+#: The writes that a replayer may ask for. Any route is a reader's if it is a GET, and else an operator's.
+REPLAYS = {
+    ("POST", f"{LETTERS}/retry"),
+    ("POST", f"{LETTERS}/{{id}}/retry"),
+    ("POST", f"{API}/admin/dead-letter/retry"),
+    ("POST", f"{API}/admin/dead-letter/{{id}}/retry"),
+    ("POST", f"{API}/admin/jobs/{{id}}/retry"),
+    ("POST", OPERATIONS),
+    ("POST", f"{OPERATIONS}/{{id}}/resume"),
+    ("POST", f"{OPERATIONS}/{{id}}/rest"),
+    ("DELETE", f"{OPERATIONS}/{{id}}"),
+}
+ROLES = {READER: "reader", REPLAYER: "replayer", OPERATOR: "operator"}
+DESCRIBED = {(method.upper(), path) for path, methods in document()["paths"].items() for method in methods}
+
+
+def at_will(door: House) -> TestClient:
+    """Return a client of a server with a token for each role, and no limits."""
+    reads, writes = Bucket(10**6, 10**6), Bucket(10**6, 10**6)
+    tokens = tokens_of(OPERATOR, READER, replayer=REPLAYER)
+    return client_at(door.bridge, Access(tokens, reads=reads, writes=writes))
+
+
+def served_at(routes: Iterable[Any], under: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the methods and paths of an app."""
+    for route in routes:
+        path = under + route.path
+        yield from served_at(getattr(route, "routes", ()), path)
+        yield from ((method, path.replace(":path", "")) for method in getattr(route, "methods", ()) or ())
+
+
+def test_every_write_is_described(door: House) -> None:
+    """So the table of roles has it: what is served and not described is only read."""
+    hidden = {*served_at(guarded(door.bridge, Access()).routes)} - DESCRIBED
+    assert {method for method, _ in hidden} <= {"GET", "HEAD"}
+    assert REPLAYS < DESCRIBED
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(DESCRIBED))
+def test_what_a_role_may_do(door: House, method: str, path: str) -> None:
+    """Of each route the least role; the refusal names the role that is needed, and a document tells it."""
+    least = "reader" if method == "GET" else "replayer" if (method, path) in REPLAYS else "operator"
+    assert document()["paths"][path][method.lower()]["x-ojs-bridge-role"] == least
+    client, may = at_will(door), False
+    for token, role in ROLES.items():
+        may = may or role == least
+        answer = client.request(method, path.replace("{id}", "x"), headers=with_token(token))
+        assert (answer.status_code != 403) is may, answer.text
+        if not may:
+            assert least in answer.json()["error"]["message"]
+    assert door.ids() == ["j-1"]
+
+
+def test_a_replayer_has_no_detour(door: House) -> None:
+    """It neither deletes nor changes, by no operation of its own and by none of an operator's."""
+    client, bulk = at_will(door), door.bridge.operations
+    changed = {"override": {"args": [2]}}
+    sure: dict[str, Any] = {"confirm": True}
+    asked: list[tuple[str, str, Any]] = [
+        ("POST", f"{LETTERS}/j-1/retry", changed),
+        ("POST", f"{LETTERS}/j-1/retry", {"override": {"queue": "other"}}),
+        ("POST", f"{LETTERS}/j-1/retry", {"override": {"retry": {"max_attempts": 1}}}),
+        ("POST", OPERATIONS, {"action": "retry", **changed, **sure}),
+        ("POST", OPERATIONS, {"action": "retry", **changed, "limit": 1, **sure}),
+        ("POST", OPERATIONS, {"action": "move", "at": "2030-01-01T00:00:00Z", **sure}),
+        *(("POST", OPERATIONS, {"action": action, **sure}) for action in ("purge", "run", "cancel")),
+        ("POST", OPERATIONS, {"action": "purge"}),
+    ]
+    theirs = [
+        bulk.begin("purge"),
+        bulk.begin("replay", override={"args": [2]}),
+        bulk.begin("replay", override={"args": [2]}, limit=1),
+    ]
+    for one in theirs:
+        path = f"{OPERATIONS}/{one.id}"
+        asked += [("DELETE", path, None), ("POST", f"{path}/resume", {}), ("POST", f"{path}/rest", {})]
+    for method, path, body in asked:
+        answer = client.request(method, path, headers=with_token(REPLAYER), json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "x_forbidden"), (path, body)
+        assert "needs the role operator" in answer.json()["error"]["message"]
+    assert [bulk.get(one.id).state for one in theirs] == ["running"] * 3
+    assert (door.ids(), door.outbox.published) == (["j-1"], [])
+
+
+def test_a_replayer_replays(door: House) -> None:
+    """One letter as it is, a probe and its rest, which it may stop and resume; the audit names it."""
+    client, bulk = at_will(door), door.bridge.operations
+    client.headers.update(with_token(REPLAYER))
+    assert client.post(f"{LETTERS}/j-1/retry", json={"override": {}}).status_code == 200
+    for n in (2, 3, 4):
+        door.bury(f"j-{n}")
+    counted = client.post(OPERATIONS, json={"action": "retry"})
+    assert (counted.status_code, counted.json()["error"]["details"]["matched"]) == (400, 3)
+    probe = client.post(OPERATIONS, json={"action": "retry", "limit": 1, "confirm": True}).json()["id"]
+    eventually(lambda: bulk.get(probe).rest == 2)
+    rest = client.post(f"{OPERATIONS}/{probe}/rest").json()["id"]
+    eventually(lambda: bulk.get(rest).state == "done")
+    assert door.ids() == []
+    door.bury("j-5")
+    theirs = bulk.begin("replay")
+    assert client.delete(f"{OPERATIONS}/{theirs.id}").json()["state"] == "stopping"
+    asked = bulk.get(theirs.id)
+    assert Ledger(door.bridge.engine.context).save(
+        replace(asked, state="stopped", revision=asked.revision + 1)
+    )
+    assert client.post(f"{OPERATIONS}/{theirs.id}/resume").status_code == 200
+    eventually(lambda: bulk.get(theirs.id).state == "done")
+    assert door.ids() == []
+    assert {record["who"] for record in client.get(f"{API}/audit").json()["records"]} >= {"replayer"}
 
 
 def test_tokens_need_no_other_proof(door: House) -> None:
@@ -257,6 +384,11 @@ Opens = Callable[[Bridge], object]
             lambda b: app_for(b, reader_token=READER, open_to_all=True),
             "reader_token: it needs an operator_token",
         ),
+        (
+            lambda b: app_for(b, replayer_token=REPLAYER, open_to_all=True),
+            "replayer_token: it needs an operator_token",
+        ),
+        (lambda b: serve(b, host="::", replayer_token=REPLAYER), "host: '::' can be reached from elsewhere"),
         (lambda b: serve(b, host="0.0.0.0"), "host: '0.0.0.0' can be reached from elsewhere"),
         (lambda b: serve(b, host="::", reader_token=READER), "host: '::' can be reached from elsewhere"),
         (

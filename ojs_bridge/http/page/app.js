@@ -41,6 +41,10 @@ const NotUnderstood = ({ view, wrong }) => html`<div class="note bad">
   <p class="do"><a class="button" href=${addressOf(view)}>Clear</a></p>
 </div>`;
 
+// What a token may not do, by its role.
+const LIMITS = { reader: "This token can only read.",
+  replayer: "This token can read, and replay dead letters as they are." };
+
 // What went wrong, in one box; what was done, in one line.
 function Told({ isNow }) {
   const { told, undone, wrong, away, updatedAt, role } = useDesk();
@@ -51,7 +55,7 @@ function Told({ isNow }) {
     ${trouble && html`<p id="trouble" role="alert" class="note bad">${trouble}</p>`}
     ${away && !isNow && html`<p id="away" role="alert" class="note bad">
       <b>The store is away since ${clock(away.since)}.</b>${` ${seenAt} Nothing can be changed until it answers.`}</p>`}
-    ${role === "reader" && html`<p id="reader" class="q s">This token can only read.</p>`}`;
+    ${LIMITS[role] && html`<p id=${role} class="q s">${LIMITS[role]}</p>`}`;
 }
 
 listen();

@@ -97,7 +97,7 @@ function Dead({ job, crumb, isGone }) {
     <div class="desk"><div class="col"><section aria-label="Error"><header><h2>Error</h2><span class="s q">${last.type}
       </span></header><${Failure} error=${last} /></section>
       <${Life} job=${job} /></div>
-      <div class="col"><${Edit} job=${job} may=${mayReplay} /><${Policy} job=${job} /></div></div>`;
+      <div class="col"><${Edit} job=${job} may=${mayReplay && may("write")} /><${Policy} job=${job} /></div></div>`;
 }
 
 function Waits({ job, crumb, isGone }) {

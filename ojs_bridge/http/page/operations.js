@@ -18,7 +18,7 @@ const undone = new Set();
 // The probes that were begun here: their end is a question.
 const probes = new Set();
 const RIGHTS = { retry: "replay", purge: "delete" };
-const mayDo = (action) => may(RIGHTS[action] || "write");
+const mayDo = ({ action, changes }) => may(changes?.length ? "write" : RIGHTS[action] || "write");
 // What is done when one has ended; and what groups are called, by their fingerprints, as far as they were seen.
 const ends = new Set();
 export const names = new Map();
@@ -103,12 +103,12 @@ function Row(operation) {
   return html`<li title=${id}>
     <div class="l"><span><${What} ...${operation} />: <b>${state}</b> ${number}${jobs ? " sent" : ""}</span>
       <span class="acts">
-        ${mayDo(action) && state === "running" && html`<button type="button" onClick=${stop}>Stop</button>`}
-        ${mayDo(action) && !isRunning && state !== "done" &&
+        ${mayDo(operation) && state === "running" && html`<button type="button" onClick=${stop}>Stop</button>`}
+        ${mayDo(operation) && !isRunning && state !== "done" &&
           html`<button type="button" onClick=${post("resume")}>Resume</button>`}
-        ${mayDo(action) && isLeft(operation) && html`<button type="button" class="first"
+        ${mayDo(operation) && isLeft(operation) && html`<button type="button" class="first"
           onClick=${() => askRest(operation)}>Send the other ${count(rest)}…</button>`}
-        ${mayDo(action) && isUndoable(operation) && html`<button type="button" onClick=${undo(id)}>Undo</button>`}
+        ${mayDo(operation) && isUndoable(operation) && html`<button type="button" onClick=${undo(id)}>Undo</button>`}
       </span></div>
     ${isRunning ? html`<progress aria-label="Progress of ${id}" max=${total || 1} value=${total ? matched : undefined}
       />` : why && html`<span class="q s">${why}</span>`}
