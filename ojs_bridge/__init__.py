@@ -30,6 +30,7 @@ from .errors import (
 from .messages import Reading
 from .operations.audit import Mark, Record
 from .operations.bulk import Preview
+from .operations.editing import EditedLetter
 from .operations.group import ErrorGroup
 from .operations.groups import Timeline
 from .operations.health import Health
@@ -44,6 +45,7 @@ from .rules.backoff import Intervals, Jitter, Seeded
 from .rules.breaker import Breaker
 from .rules.budget import Budget
 from .rules.dependencies import Dependency
+from .rules.edits import Edits
 from .rules.failures import HandlerFailed
 from .rules.policy import PartialPolicy, RetryPolicy
 from .rules.responses import DeadLetter, Discard, Fail, OJSError, Response, Retry, Snooze
@@ -89,6 +91,8 @@ __all__ = [
     "DependencyNotFound",
     "Discard",
     "Drained",
+    "EditedLetter",
+    "Edits",
     "ErrorGroup",
     "Event",
     "Fail",

@@ -164,9 +164,9 @@ def counts(stats: Stats) -> list[Any]:
     return [f"{letter_count(stats.total)}{span}", *tables]
 
 
-def show_matched(stats: Stats, *, as_json: bool) -> None:
-    """Answer with the letters that a change would reach."""
-    answer(_json_of(Bulk(stats.total, confirmed=False)), *counts(stats), as_json=as_json)
+def show_matched(stats: Stats, *more: RenderableType, as_json: bool) -> None:
+    """Answer with the letters that a change would reach, and in words with more."""
+    answer(_json_of(Bulk(stats.total, confirmed=False)), *counts(stats), *more, as_json=as_json)
 
 
 def _json_of(bulk: Bulk) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Annotated, Any
@@ -15,9 +15,11 @@ from typer import Argument, Option
 from ..engine.runs import Override
 from ..errors import InvalidRetryPolicy, NothingMatched
 from ..operations.dead_letters import DeadLetters
+from ..operations.editing import EditedLetter
 from ..operations.letters import count
 from ..operations.operation import ON_WAITING, Action, Operation, check_probe
 from ..operations.replaying import check_rate
+from ..rules.edits import Edits
 from ..rules.policy import check_partial
 from ..store import Filter, Letter
 from .commands import (
@@ -205,7 +207,7 @@ def _stayed(operation: Operation) -> list[RenderableType]:
 
 @dataclass(frozen=True)
 class Changes:
-    """The options that change single letters; None changes nothing."""
+    """The options that change what is sent: of single letters, or `edits` of many; None changes nothing."""
 
     set_queue: Annotated[str | None, Option(help="Send the job to this queue.")] = None
     args: Annotated[str | None, Option(metavar="JSON", help="A list, in place of the job's own.")] = None
@@ -216,6 +218,27 @@ class Changes:
     policy: Annotated[
         str | None, Option(metavar="JSON", help="A partial policy, merged over the job's own.")
     ] = None
+    set: Annotated[
+        list[str] | None, Option(metavar="NAME=JSON", help="Give this argument a value; may be given again.")
+    ] = None
+    rename: Annotated[list[str] | None, Option(metavar="NAME=NEW", help="Give an argument another name.")] = (
+        None
+    )
+    remove: Annotated[list[str] | None, Option(metavar="NAME", help="Take an argument away.")] = None
+
+    @property
+    def only_edits(self) -> bool:
+        """Whether these are changes that go with many letters, too."""
+        return replace(self, set=None, rename=None, remove=None) == Changes()
+
+    def edits(self) -> Edits:
+        """Return the changes of arguments by name; raises ValueError."""
+        values = _pairs("set", self.set)
+        return Edits(
+            {name: json_of(f"set: {name}", value) for name, value in values.items()},
+            _pairs("rename", self.rename),
+            self.remove or (),
+        )
 
     def read(self) -> Override:
         """Return the changes as the library takes them; raises ValueError and InvalidRetryPolicy."""
@@ -225,7 +248,19 @@ class Changes:
             check_partial(policy)
         except InvalidRetryPolicy as error:
             raise error.under("policy") from None
-        return Override(queue=self.set_queue, retry=policy, **given)
+        return Override(queue=self.set_queue, retry=policy, edits=self.edits(), **given)
+
+
+def _pairs(option: str, given: Iterable[str] | None) -> dict[str, str]:
+    """Return the names in an option and what stands behind their equals signs; raises ValueError."""
+    pairs: dict[str, str] = {}
+    for text in given or ():
+        name, sign, value = text.partition("=")
+        if not sign or name in pairs:
+            rule = "must be given once" if sign else "must be a name, an equals sign and what it gets"
+            raise ValueError(f"{option}: {text!r} {rule}")
+        pairs[name] = value
+    return pairs
 
 
 def replay(
@@ -256,7 +291,7 @@ def replay(
     """
     _check(ids, chosen, changes, rate, everything=everything)
     check_probe("replay", ids, limit, newest=newest)
-    share = _share(stop_if_failing, rate)
+    share, edits = _share(stop_if_failing, rate), changes.edits()
     bridge = place.bridge if dry_run else place.publishing_bridge
     letters = bridge.dead_letters
     ids = whole(ids or (), letters.id_of)
@@ -268,16 +303,24 @@ def replay(
     where = chosen.of(place).until_now(bridge.engine.now())
     stuck = Counter[str]()
     matched = count(_noting(searched(letters, where), letters, stuck))
+    told = _previewed(letters.preview(where, edits, newest=newest)) if edits and (dry_run or not yes) else ()
     if dry_run:
-        show_matched(matched, as_json=as_json)
+        show_matched(matched, *told, as_json=as_json)
         return _tell(stuck, place)
     if matched.total:
         _tell(stuck, place)
         number, order = min(limit or matched.total, matched.total), "newest" if newest else "oldest"
         of = f"the {order} {number:,} of " if number < matched.total else ""
-        ask(f"Replay {of}{letter_count(matched.total)} from {place}?", *counts(matched), yes=yes)
-    how = {"rate": rate, "stop_if_failing": share, "limit": limit, "newest": newest}
+        ask(f"Replay {of}{letter_count(matched.total)} from {place}?", *counts(matched), *told, yes=yes)
+    how = {"rate": rate, "stop_if_failing": share, "limit": limit, "newest": newest, "changes": edits}
     return begin(place, "replay", where, as_json=as_json, **how)
+
+
+def _previewed(letters: Sequence[EditedLetter]) -> list[RenderableType]:
+    """Return a table of letters before and after edits."""
+    told = [letter.to_ojs() for letter in letters]
+    rows = [(x["id"], x["before"], x["error"] or x["after"], "; ".join(x["notes"])) for x in told]
+    return ["", table(("id", "before", "after", ""), rows)]
 
 
 def _check(
@@ -288,8 +331,8 @@ def _check(
         raise ValueError("replay: say which: ids, or --all with options such as --queue and --type")
     if ids and (chosen != LetterChoice() or rate is not None):
         raise ValueError("replay: --rate and the options that say which go with --all, not with ids")
-    if everything and changes != Changes():
-        raise ValueError("replay: changes go with ids, not with --all")
+    if everything and not changes.only_edits:
+        raise ValueError("replay: changes go with ids, not with --all, but --set, --rename and --remove")
     check_rate(rate)
 
 

@@ -7,6 +7,7 @@ import re
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 from urllib.parse import quote
@@ -48,6 +49,7 @@ class Redactor:
     """Applies a Redaction; false if there is none. Raises ConfigurationError for any other value."""
 
     def __init__(self, redaction: Redaction | None) -> None:
+        self._names: Collection[str] = ()
         if callable(redaction):
             self._by: Callable[[str, Any], Any] = redaction
         elif isinstance(redaction, str) or not isinstance(redaction, Collection | None):
@@ -65,13 +67,17 @@ class Redactor:
     def message(self, message: Mapping[str, Any]) -> tuple[dict[str, Any], Secrets]:
         """Return a kept message as it may be shown, and the secrets to be taken out of all other texts."""
         whole = read_message(message)
-        secrets, shown = self.secrets(whole), self.reading(whole)
+        secrets = self.secrets(whole)
+        return {**self.told(whole, secrets).to_ojs(), "redacted": True}, secrets
+
+    def told(self, whole: Reading, secrets: Secrets) -> Reading:
+        """Return a message as it may be shown, without its secrets in any other argument."""
+        shown = self.reading(whole)
         # A callable may show the beginning of a secret.
         fields = {"args": shown.args, "kwargs": shown.kwargs, "meta": shown.meta}
         parts = secrets.out_of(fields, at_cuts=False)
         hidden = [name for name, value in parts.items() if value != getattr(whole, name)]
-        rest = {"parameters": [*shown.names], "note": shown.note, "hidden": hidden}
-        return {**parts, "redacted": True, **rest}, secrets
+        return replace(shown, **parts, hidden=hidden)
 
     def reading(self, reading: Reading) -> Reading:
         """Return a message as it may be shown."""
@@ -84,9 +90,25 @@ class Redactor:
 
     def secrets(self, reading: Reading) -> Secrets:
         """Return the texts that the redaction hides, to be taken out of errors as well."""
+        return Secrets(self._hidden(reading))
+
+    def lost(self, before: Reading, after: Reading) -> Secrets:
+        """Return the secrets of a message that it has no more after a change, so that nothing hides them."""
+        return Secrets(self._hidden(before) - self._hidden(after))
+
+    def _hidden(self, reading: Reading) -> set[str]:
         shown = self.reading(reading)
         pairs = [(reading.args, shown.args), (reading.kwargs, shown.kwargs), (reading.meta, shown.meta)]
-        return Secrets({text for before, after in pairs for text in _hidden(before, after)})
+        return {text for before, after in pairs for text in _hidden(before, after)}
+
+    def names_hidden(self, name: str) -> bool:
+        """Return whether an argument of this name is always hidden; what a callable hides is not known."""
+        return name.casefold() in self._names
+
+    def would_open(self, name: str, to: str, value: Any) -> bool:
+        """Return whether what is hidden of an argument would be shown under another name."""
+        shown = self._shown(name, value)
+        return bool(shown not in (value, self._shown(to, value)))
 
     def _by_name(self, name: str, value: Any) -> Any:
         return HIDDEN if name.casefold() in self._names else value

@@ -11,6 +11,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypedDict, Typ
 from ..errors import InvalidRetryPolicy, InvalidState
 from ..messages import OWN_META
 from ..rules.decision import DeadLettered, Decision, RetryAt, SnoozeUntil
+from ..rules.edits import Edits
 from ..rules.failures import Failure, Snoozed
 from ..rules.job import Header, Job
 from ..rules.policy import PartialPolicy, RetryPolicy, partial_to_ojs
@@ -134,6 +135,7 @@ class Changes(TypedDict, total=False):
     kwargs: Mapping[str, Any] | None
     meta: Mapping[str, Any] | None
     retry: PartialPolicy | None
+    edits: Edits | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +143,8 @@ class Override:
     """The changes of a replay (spec section dlq 6.3). None keeps what the job has.
 
     `queue`, `args` and `kwargs` are replaced. `meta`, the headers or options, and `retry`, a partial policy
-    that is kept in the spec's JSON form, are merged over the job's own. Raises InvalidRetryPolicy, and
-    ValueError that names the field.
+    that is kept in the spec's JSON form, are merged over the job's own. `edits` change arguments by their
+    names, in place of `args` and `kwargs`. Raises InvalidRetryPolicy, and ValueError that names the field.
     """
 
     queue: str | None = None
@@ -150,6 +152,7 @@ class Override:
     kwargs: Mapping[str, Any] | None = None
     meta: Mapping[str, Any] | None = None
     retry: PartialPolicy | None = None
+    edits: Edits | None = None
 
     def __post_init__(self) -> None:
         queue, args = self.queue, self.args
@@ -169,6 +172,11 @@ class Override:
                 object.__setattr__(self, "retry", partial_to_ojs(self.retry) or None)
             except InvalidRetryPolicy as error:
                 raise error.under("retry") from None
+        if self.edits is not None:
+            edits = self.edits if isinstance(self.edits, Edits) else Edits.of(self.edits)
+            object.__setattr__(self, "edits", edits or None)
+            if edits and not (args is None and self.kwargs is None):
+                raise ValueError("changes: args and kwargs are replaced already, so leave the edits out")
 
     @classmethod
     def of(cls, changes: Mapping[str, Any] | None) -> Override:
@@ -180,7 +188,8 @@ class Override:
 
     def to_ojs(self) -> dict[str, Any]:
         """Return the changes in JSON, as `of` reads them."""
-        return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
+        fields = {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
+        return {**fields, "edits": self.edits.to_json()} if self.edits else fields
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,20 @@ from starlette.responses import Response
 from ..bridge import Bridge
 from ..errors import NotFound, NothingMatched, NotResumable, NotUndoable, OperationNotFound, StoreError
 from ..operations.bulk import Preview
-from ..operations.operation import ON_WAITING, Action, Operation, action_from_json, action_to_json
+from ..operations.operation import (
+    ON_WAITING,
+    Action,
+    Operation,
+    action_from_json,
+    action_to_json,
+    with_changes,
+)
 from ..operations.replaying import Bulk
 from ..rules.job import format_time
+from ..store import EVERYTHING
 from . import shapes
 from .answers import Answer, Refusal, invalid, not_found, too_many
-from .bulk import Begin
+from .bulk import Begin, Edited
 from .guarding import Role, check_replay
 from .requests import DiedQuery, Limited
 from .routes import Operation as Route
@@ -70,7 +78,8 @@ class Operations:
     def begin(self, body: Begin, role: Role) -> shapes.BulkOperation:
         """Begin a bulk operation; it goes on when the client goes away."""
         action = action_from_json(body.action)
-        check_replay(role, action, body.override.changes().to_ojs() if body.override else ())
+        override = body.override.changes().to_ojs() if body.override else {}
+        check_replay(role, action, with_changes(override, body.edits()))
         if not body.confirm:
             if body.ids:
                 raise invalid(f"confirm: must be true; {len(body.ids)} ids are named", matched=len(body.ids))
@@ -88,12 +97,25 @@ class Operations:
                 limit=body.limit,
                 newest=body.newest,
                 forever=body.forever,
+                changes=body.edits(),
             )
 
         try:
             return self._carried_out(begin)
         except NothingMatched as error:
             raise Refusal(404, "not_found", str(error), details={"matched": 0}) from None
+
+    @answers(OPERATIONS, "POST", "/operations/preview")
+    def preview(self, body: Edited) -> shapes.Edited:
+        """Show ten dead letters before and after changes of their arguments; nothing is sent."""
+        where = body.filter.where() if body.filter else EVERYTHING
+        try:
+            letters = self._bridge.dead_letters.preview(
+                where, body.changes.changes(), ids=body.ids, newest=body.newest
+            )
+        except ValueError as error:
+            raise invalid(f"changes: {error}") from None
+        return {"letters": [cast(shapes.EditedLetter, letter.to_ojs()) for letter in letters]}
 
     @answers(OPERATIONS, "POST", "/operations/{id}/resume", role="replayer")
     def resume(self, job_id: str, role: Role) -> shapes.BulkOperation:

@@ -230,7 +230,7 @@ class Undone(TypedDict):
 
 
 class BulkOperation(TypedDict):
-    """A bulk operation; `ids` is the number of its ids, `changes` the names of what its override changes.
+    """A bulk operation; `ids` is the number of its ids, `changes` the names of what it changes of its jobs.
 
     `at` is the time of a move. `succeeded` counts the letters or jobs with which it is done. `jobs` says what
     became of replayed ones. A probe has a `limit`, and when it has ended a `rest`: how many letters it has
@@ -262,6 +262,35 @@ class BulkOperation(TypedDict):
     rest_operation: str
     rest_of: str
     forever: bool
+
+
+class Arguments(TypedDict):
+    """The arguments of a job, by place and by name; null where they cannot be read."""
+
+    args: list[Any] | None
+    kwargs: dict[str, Any] | None
+
+
+class EditedLetter(TypedDict):
+    """A dead letter before and after edits; where it cannot be edited, `error` says why it would stay.
+
+    `parameters` are the names of the arguments by place, as far as they are known. `notes` say which edits
+    have nothing to do.
+    """
+
+    id: str
+    type: str
+    parameters: list[str]
+    before: Arguments
+    after: Arguments | None
+    notes: list[str]
+    error: str | None
+
+
+class Edited(TypedDict):
+    """Dead letters before and after edits."""
+
+    letters: list[EditedLetter]
 
 
 class Dead(TypedDict):

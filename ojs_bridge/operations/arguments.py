@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ..engine.redaction import Redactor
-from ..store import Letter
-from .letters import SEARCH_SECONDS, shown
+from ..store import Filter, Letter, Letters
+from .letters import READ, SEARCH_SECONDS, every_page, shown
 
 #: The newest letters that are counted, the most arguments and values that are told, and the most characters.
 LETTERS, NAMES, TOLD, LONGEST = 10_000, 50, 10, 200
@@ -56,15 +56,18 @@ class Arguments:
         }
 
 
-def count_arguments(pages: Iterable[Sequence[Letter]], redactor: Redactor, limit: int, of: int) -> Arguments:
+def count_arguments(letters: Letters, where: Filter, redactor: Redactor, limit: int) -> Arguments:
     """Count the values of the arguments of so many letters at most, for five seconds at most.
 
-    An argument that the redaction hides in a letter is not counted.
+    An argument that the redaction hides in a letter is not counted. Raises ValueError.
     """
+    if not (isinstance(limit, int) and limit > 0):
+        raise ValueError(f"limit: {limit!r} must be a number of letters above zero")
+    pages = every_page(lambda cursor: letters.list(where, limit=READ, cursor=cursor))
     counts: dict[str, Counter[str]] = {}
     counted, ends = 0, time.monotonic() + SEARCH_SECONDS
     hidden: set[str] = set()
-    for letter in (letter for page in pages for letter in page):
+    for letter in (letter for page in pages for letter in page.letters):
         if counted >= limit or time.monotonic() > ends:
             break
         counted += 1
@@ -77,7 +80,7 @@ def count_arguments(pages: Iterable[Sequence[Letter]], redactor: Redactor, limit
                     values[value] += 1
     found = [_argument(name, values, counted) for name, values in counts.items() if name not in hidden]
     found.sort(key=lambda one: (not one.one_value, -one.values[0][1], one.name))
-    return Arguments(counted, max(of, counted), tuple(found[:NAMES]))
+    return Arguments(counted, max(letters.count(where), counted), tuple(found[:NAMES]))
 
 
 def _argument(name: str, values: Counter[str], counted: int) -> Argument:

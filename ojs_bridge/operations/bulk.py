@@ -20,10 +20,12 @@ from typing_extensions import Unpack
 from ..engine.context import Context
 from ..engine.runs import Override
 from ..errors import NothingMatched, NotResumable, NotUndoable, OperationNotFound, Unreachable
+from ..rules.edits import Edits, words_of
 from ..rules.job import format_time
 from ..store import EVERYTHING, Fields, Filter, Letter
 from .audit import Audit
 from .dead_letters import DeadLetters
+from .editing import check_edits
 from .letters import only_id, page_size
 from .operation import (
     ENTRIES,
@@ -37,6 +39,7 @@ from .operation import (
     check,
     check_forever,
     check_probe,
+    with_changes,
 )
 from .replaying import Bulk
 from .running import Running
@@ -78,26 +81,30 @@ class Operations:
         limit: int | None = None,
         newest: bool = False,
         forever: bool = False,
+        changes: Edits | None = None,
         **fields: Unpack[Fields],
     ) -> Operation:
         """Write a new operation on the letters or jobs of a filter, or of some ids; `run` carries it out.
 
-        `override` and `rate` are as for `DeadLetters.replay_all`. `stop_if_failing` is a share from 0 to 1:
-        the operation stops when a larger share of the newest jobs has failed an attempt; jobs without an
+        `override` and `rate` are as for `DeadLetters.replay_all`. `changes` of a replay set, rename or remove
+        arguments of each job. A letter that cannot be changed stays. `stop_if_failing` is a share from 0 to
+        1: the operation stops when a larger share of the newest jobs has failed an attempt; jobs without an
         outcome do not count. `at` is as for `Waiting.move`. A replay with a `limit` is a probe: it sends so
         many letters of the filter, the oldest, or the `newest`; `rest` sends the others later. For an hour
         `undo` brings back what a purge has deleted, unless it is `forever`. Raises ValueError and
         InvalidRetryPolicy, and NothingMatched for a filter that has nothing now.
         """
-        where = replace(where, **fields)
+        where, override = replace(where, **fields), with_changes(override, changes)
         check(action, ids, override, rate, stop_if_failing, at, where)
+        if edits := Override.of(override).edits:
+            check_edits(edits, self._context.redactor)
         check_probe(action, ids, limit, newest=newest)
         check_forever(action, forever=forever)
         now = self._ledger.now()
         if ids is None:
             total, where = self._matched(action, where), where.until_now(now)
             if limit is not None:
-                ids = self.letters.first_of(where, limit, newest=newest)
+                ids = [letter.id for letter in self.letters.first_of(where, limit, newest=newest)]
         if ids is not None:
             ids = [*dict.fromkeys(ids)]
             total = len(ids)
@@ -170,7 +177,7 @@ class Operations:
         self._ledger.forget_older(operation)
         is_chosen = ids is not None and operation.limit is None
         subject: dict[str, Any] = {"ids": ids} if is_chosen else {"filter": operation.kind}
-        subject |= {"operation": operation.id, "changes": sorted(operation.override)}
+        subject |= {"operation": operation.id, "changes": words_of(operation.override)}
         subject |= {"limit": operation.limit, "rest_of": operation.rest_of or None}
         if operation.action == "purge":
             until = {"undo_until": undo_until(operation.began_at)}

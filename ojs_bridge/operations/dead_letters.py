@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from itertools import islice
 from typing import Any
 
@@ -16,11 +15,12 @@ from ..engine.context import Context
 from ..engine.events import deleted, pruned, replayed
 from ..engine.runs import Changes, Override
 from ..errors import LetterNotFound, StoreError, Unstorable
-from ..rules.job import Job, format_time
-from ..rules.notations import format_duration
+from ..rules.edits import Edits, words_of
+from ..rules.job import Job
 from ..store import EVERYTHING, Bin, Claimed, Fields, Filter, Letter, Letters, Page, Stats, to_json
 from .arguments import LETTERS, Arguments, count_arguments
 from .audit import DELETION, Audit, uninterrupted
+from .editing import TEN, EditedLetter, previewed
 from .groups import Groups, Timeline, timeline
 from .letters import (
     CLAIM_SECONDS,
@@ -33,6 +33,7 @@ from .letters import (
     is_among,
     loaded_until,
     lots_of,
+    only_claimed,
     only_id,
     page_size,
     pages_of_ids,
@@ -42,7 +43,7 @@ from .letters import (
     without_text,
 )
 from .replaying import Bulk, Replayer, ReplayRule, apply_rules, job_of, send, why_not
-from .retention import PERIOD, Pruner, Retention, fullness_of
+from .retention import Pruner, Retention, limits_of
 from .undoing import undo_until
 
 logger = logging.getLogger("ojs_bridge")
@@ -118,8 +119,8 @@ class DeadLetters:
     def replay_with(self, letter_id: str, override: Override) -> tuple[Letter, Job]:
         """Replay a dead letter as `replay` does; return the letter, which is gone, and its job."""
         claimed, whole_id = self._claim(letter_id)
-        with self._audit.recording("dead_letter.replay", ids=[whole_id], changes=sorted(override.to_ojs())):
-            letter = _only(claimed, whole_id)
+        with self._audit.recording("dead_letter.replay", ids=[whole_id], changes=words_of(override.to_ojs())):
+            letter = only_claimed(claimed, whole_id)
             try:
                 job = send(self._context, letter, override)
             except BaseException:
@@ -153,6 +154,22 @@ class DeadLetters:
             return self._counted(where)
         return self.carry_out("replay", where, progress, override=changes.to_ojs(), rate=rate)
 
+    def preview(
+        self,
+        where: Filter = EVERYTHING,
+        edits: Edits | None = None,
+        *,
+        ids: Sequence[str] | None = None,
+        newest: bool = False,
+        **fields: Unpack[Fields],
+    ) -> Sequence[EditedLetter]:
+        """Return ten letters, the oldest or the `newest`, before and after edits, redacted; or ValueError."""
+        if ids is None:
+            letters = self.first_of(replace(where, **fields), TEN, newest=newest)
+        else:
+            letters = [letter for page, _ in self.pages_of_ids(ids[:TEN], None) for letter in page]
+        return [*previewed(letters, edits or Edits(), self._context.redactor)]
+
     def why_not(self, letter: Letter) -> str | None:
         """Return why this process cannot replay a letter; None if nothing is known to prevent it."""
         return why_not(self._context, letter)
@@ -166,7 +183,7 @@ class DeadLetters:
         claimed, whole_id = self._claim(letter_id)
         subject = {"forever": True} if forever else {"undo_until": undo_until(self._clock())}
         with self._audit.recording(DELETION, ids=[whole_id], **subject) as entry:
-            letter = _only(claimed, whole_id)
+            letter = only_claimed(claimed, whole_id)
             self._letters.forget_errors(whole_id)
             into = None if forever else Bin(entry.id, self._clock())
             if not self._letters.delete([whole_id], claimed.claim, into):
@@ -227,21 +244,13 @@ class DeadLetters:
         To count those with a text takes as long as to read all others.
         """
         where = replace(where, **fields)
-        now, limits = self._clock(), self.retention
-        period = PERIOD.total_seconds()
-        due = now + timedelta(seconds=period - now.timestamp() % period)
-        retention = {
-            "max_age": format_duration(limits.age),
-            "max_count": limits.max_count,
-            "next_prune_at": format_time(due),
-            **fullness_of(self._context.store_for("dead letters").documents, now),
-        }
+        documents = self._context.store_for("dead letters").documents
         stats = (
             self._letters.stats(where)
             if where.text is None
             else count(each for page in self._pages(where) for each in page)
         )
-        return replace(stats, retention=retention)
+        return replace(stats, retention=limits_of(self.retention, documents, self._clock()))
 
     def by_argument(
         self, where: Filter = EVERYTHING, *, limit: int = LETTERS, **fields: Unpack[Fields]
@@ -251,11 +260,7 @@ class DeadLetters:
         It counts for five seconds at most. A redacted argument is left out. Raises ValueError.
         """
         where = without_text(replace(where, **fields), "arguments")
-        if not (isinstance(limit, int) and limit > 0):
-            raise ValueError(f"limit: {limit!r} must be a number of letters above zero")
-        pages = every_page(lambda cursor: self._letters.list(where, limit=READ, cursor=cursor))
-        letters = (page.letters for page in pages)
-        return count_arguments(letters, self._context.redactor, limit, self._letters.count(where))
+        return count_arguments(self._letters, where, self._context.redactor, limit)
 
     def timeline(self, where: Filter = EVERYTHING, *, steps: int = 48, **fields: Unpack[Fields]) -> Timeline:
         """Count the deaths of a filter in so many steps of time, from `since`, or the oldest one, until now.
@@ -387,9 +392,9 @@ class DeadLetters:
         """
         return self._paged(where.until_now(self._clock()), cursor)
 
-    def first_of(self, where: Filter, limit: int, *, newest: bool) -> Sequence[str]:
-        """Return the ids of so many letters of a filter at most, the oldest ones, or the newest."""
-        found = (letter.id for page, _ in self._paged(where, None, newest=newest) for letter in page)
+    def first_of(self, where: Filter, limit: int, *, newest: bool) -> Sequence[Letter]:
+        """Return so many letters of a filter at most as they are stored, the oldest ones, or the newest."""
+        found = (letter for page, _ in self._paged(where, None, newest=newest) for letter in page)
         return [*islice(found, limit)]
 
     def pages_of_ids(
@@ -442,9 +447,3 @@ class DeadLetters:
     @property
     def _letters(self) -> Letters:
         return self._context.store_for("dead letters").letters
-
-
-def _only(claimed: Claimed, letter_id: str) -> Letter:
-    if not claimed.letters:
-        raise LetterNotFound(f"dead letter {letter_id!r} is being replayed, or is gone")
-    return claimed.letters[0]

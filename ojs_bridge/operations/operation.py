@@ -15,6 +15,7 @@ from ..engine.context import Context
 from ..engine.runs import Override
 from ..engine.storing import Fate, fate_kind
 from ..errors import OperationNotFound
+from ..rules.edits import Edits, words_of
 from ..rules.job import format_time
 from ..store import (
     EVERYTHING,
@@ -166,7 +167,7 @@ class Operation:
         return {
             **fields,
             "action": action_to_json(self.action),
-            "changes": sorted(self.override),
+            "changes": words_of(self.override),
             "died_again": self.jobs.died_again if self.jobs else 0,
             "errors": [{"job_id": letter_id, "error": why} for letter_id, why in self.errors],
             **{name: format_time(at) for name in _TIMES if (at := getattr(self, name))},
@@ -184,6 +185,11 @@ def action_from_json(action: JsonAction) -> Action:
 def action_to_json(action: Action) -> JsonAction:
     """Return an action as JSON and the store name it."""
     return "retry" if action == "replay" else action
+
+
+def with_changes(override: Mapping[str, Any] | None, changes: Edits | None) -> Mapping[str, Any]:
+    """Return the override of a replay with edits of arguments."""
+    return {**(override or {}), **({"edits": changes} if changes else {})}
 
 
 def check_forever(action: Action, *, forever: bool) -> None:
@@ -229,7 +235,7 @@ def check(
     except (TypeError, ValueError) as error:
         raise ValueError(f"override: it must be JSON: {error}") from None
     if action != "replay" and (changes or rate or stop_if_failing is not None):
-        raise ValueError(f"action: a {action} has no override, no rate and no stop_if_failing")
+        raise ValueError(f"action: a {action} has no override, no rate, no stop_if_failing and no changes")
     _check_choice(action, at, where)
     if stop_if_failing is None:
         return

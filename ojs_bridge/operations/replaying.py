@@ -21,6 +21,7 @@ from ..rules.notations import duration_at, read_duration
 from ..rules.policy import RetryPolicy, fields_of, known_words
 from ..store import Filter, Letter
 from .audit import uninterrupted
+from .editing import with_edits
 from .letters import CLAIM_SECONDS, READ, every_page
 
 logger = logging.getLogger("ojs_bridge")
@@ -89,6 +90,8 @@ def send(context: Context, letter: Letter, override: Override, operation: str = 
     for which it is sent, if any.
     """
     publisher, job, store = publisher_of(context, letter), job_of(letter), context.store
+    if override.edits:
+        job, override = with_edits(letter, job, override, context.redactor)
     retry = job.retry
     if override.retry is not None:
         retry = {**(job.retry or {}), **fields_of(override.retry)}

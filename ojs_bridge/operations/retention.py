@@ -19,7 +19,8 @@ from ..engine import running
 from ..engine.rates import IN_BROKER, READ_FOR
 from ..engine.scheduler import once_a_period
 from ..errors import ConfigurationError
-from ..rules.notations import duration_at, read_duration
+from ..rules.job import format_time
+from ..rules.notations import duration_at, format_duration, read_duration
 from ..store import BIN_KEPT, Document, Documents, Filter, Letter, Store, readable, to_json, to_ms
 from . import audit, health, webhooks
 from .letters import CLAIM_SECONDS
@@ -258,7 +259,19 @@ def losses(sizes: Mapping[str, tuple[int, datetime]], excess: int) -> dict[str, 
     return {group: count for group, count in sorted(lost.items(), key=lambda one: -one[1]) if count}
 
 
-def fullness_of(documents: Documents, now: datetime) -> dict[str, Any]:
+def limits_of(limits: Retention, documents: Documents, now: datetime) -> dict[str, Any]:
+    """Return the limits and the time of the next pruning, how full they are, and what they have deleted."""
+    period = PERIOD.total_seconds()
+    due = now + timedelta(seconds=period - now.timestamp() % period)
+    return {
+        "max_age": format_duration(limits.age),
+        "max_count": limits.max_count,
+        "next_prune_at": format_time(due),
+        **_fullness_of(documents, now),
+    }
+
+
+def _fullness_of(documents: Documents, now: datetime) -> dict[str, Any]:
     """Return how full the limits of the number are, and what they have deleted in the last day."""
     told = documents.list(KIND, limit=1000, cursor=None).documents
     lately = [*readable((document for document in told if document.at > now - SHOWN_FOR), _read)]

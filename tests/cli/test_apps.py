@@ -139,6 +139,27 @@ def test_a_replay_on_celery(folder: Path, valkey_url: str) -> None:
     assert (folder / "heard").read_text() == "dead_letter.retried\noperator.action\n"
 
 
+def test_a_replay_of_all_with_edits(folder: Path, valkey_url: str) -> None:
+    """A dry run and the question show letters before and after; what cannot be edited stays."""
+    for n in range(2):
+        bury(folder, f"j-{n}", "celery", celery_message(f"j-{n}", n, zip=n, card="4111"))
+    bury(folder, "j-2", "celery", celery_message("j-2", 2, zip=2, code=3))
+    words = ("replay", "--all", "--app", "shop:app", "--set", 'country="CH"', "--rename", "zip=code")
+    edits = (*words, "--remove", "card")
+    told = dead_letters(folder, valkey_url, *edits, "--dry-run").out
+    assert all(part in told for part in ('{"args": [0], "kwargs": {"code": 0, "country": "CH"}}', "already"))
+    ran = dead_letters(folder, valkey_url, *edits, "--yes")
+    assert (ran.code, "2 dead letters replayed (2 not begun), 1 stayed" in ran.out) == (1, True), ran.err
+    with redis.Redis.from_url(valkey_url) as client:
+        raws = client.lrange("celery", 0, -1)
+    sent = [json.loads(base64.b64decode(json.loads(raw)["body"]))[:2] for raw in raws]
+    assert sorted(sent) == [[[n], {"code": n, "country": "CH"}] for n in range(2)]
+    assert left(folder) == 1
+    for word in ("country", 'country={"', "=1"):
+        refused = dead_letters(folder, valkey_url, "replay", "--all", "--set", word)
+        assert (refused.code, refused.err.startswith("ojs-bridge: set: ")) == (2, True)
+
+
 def test_a_replay_on_dramatiq(folder: Path, valkey_url: str) -> None:
     """Many letters are replayed at once; the letter whose actor is gone stays, and the output names it."""
     for n in range(3):

@@ -110,6 +110,7 @@ def test_every_command_escapes_what_others_say(tmp_path: Path) -> None:
         ["scheduled", "run", f"none{EVIL}"],
         ["scheduled", "move", f"none{EVIL}", "--to", "2h"],
         ["scheduled", "cancel", f"none{EVIL}", "--yes"],
+        ["dead-letters", "replay", "--all", "--dry-run", "--remove", f"none{EVIL}"],
         ["operations", "list"],
         ["operations", "show", operation.id],
         ["operations", "stop", f"none{EVIL}"],

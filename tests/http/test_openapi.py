@@ -49,9 +49,18 @@ def beyond_schemas(case: schemathesis.Case) -> bool:
     """Return whether a request may break a rule that no schema can tell: of two parameters, or a policy's."""
     body = case.body if isinstance(case.body, dict) else {}
     override = body.get("override")
-    told = {"filter", "ids", "override", "rate", "stop_if_failing", "at", "limit", "newest", "forever"} & {
-        *body
-    }
+    told = {
+        "filter",
+        "ids",
+        "override",
+        "rate",
+        "stop_if_failing",
+        "at",
+        "limit",
+        "newest",
+        "forever",
+        "changes",
+    } & {*body}
     bulk = body.get("action") is not None and (told or body["action"] == "move")
     policy = isinstance(override, dict) and "retry" in override
     searched = {"text", "error_type", "since", "until"} if case.path.endswith("/waiting") else {"text"}
@@ -59,8 +68,23 @@ def beyond_schemas(case: schemathesis.Case) -> bool:
     page = str(case.query.get("page", ""))
     far = page.isdigit() and int(page) > 100
     return (
-        bool(skipped) or policy or bool(bulk) or far or beyond_purges(case, body) or beyond_pauses(case, body)
+        bool(skipped)
+        or policy
+        or bool(bulk)
+        or far
+        or beyond_purges(case, body)
+        or beyond_pauses(case, body)
+        or beyond_previews(case, body)
     )
+
+
+def beyond_previews(case: schemathesis.Case, body: dict[str, object]) -> bool:
+    """Return whether a preview may name an argument twice, or have both ids and a filter."""
+    edits = body.get("changes")
+    several = isinstance(edits, dict) and (sum(map(bool, edits.values())) > 1 or bool(edits.get("rename")))
+    removed = edits.get("remove") if isinstance(edits, dict) else None
+    twice = isinstance(removed, list) and len(removed) > 1
+    return case.path.endswith("/operations/preview") and (several or twice or {"ids", "filter"} <= {*body})
 
 
 def beyond_pauses(case: schemathesis.Case, body: dict[str, object]) -> bool:

@@ -134,10 +134,59 @@ def test_a_few_run_at_a_time(door: House) -> None:
         ({"action": "retry", "newest": True}, "newest: True needs a limit"),
         ({"action": "purge", "rate": 1}, "action: a purge has no override, no rate"),
         ({"action": "retry", "override": {"colour": 1}}, "override.colour: "),
+        ({"action": "retry", "changes": {"drop": ["a"]}}, "changes.drop: "),
+        ({"action": "retry", "changes": {"rename": {"a": ""}}}, "changes.rename.a: '': "),
+        (
+            {"action": "retry", "changes": {"set": {"a": 1}, "remove": ["a"]}},
+            "remove: 'a' must stand in one edit only",
+        ),
+        ({"action": "purge", "changes": {"remove": ["a"]}}, "action: a purge has no override, no rate"),
+        (
+            {"action": "retry", "changes": {"remove": ["a"]}, "override": {"args": []}},
+            "changes: args and kwargs are replaced already",
+        ),
     ],
 )
 def test_an_operation_that_cannot_be(door: House, asked: dict[str, Any], told: str) -> None:
     answer = door.client.post(OPERATIONS, json={"confirm": True, **asked})
+    assert told in refused(answer, 400, "invalid_request")["message"]
+
+
+def test_ten_letters_before_and_after_and_then_all(door: House) -> None:
+    for n in range(12):
+        door.bury(f"j-{n}", type="a", message={"args": [n], "kwargs": {"zip": n}, "parameters": ["user"]})
+    door.bury("odd", type="b", message={"encoded": "?", "encoding": "utf-8"})
+    changes = {"set": {"country": "CH"}, "rename": {"zip": "code"}, "remove": ["user"]}
+    asked = {"action": "retry", "filter": {"type": "a"}, "changes": changes}
+    [told, *others] = door.client.post(f"{OPERATIONS}/preview", json=asked).json()["letters"]
+    n = int(told["id"].removeprefix("j-"))
+    assert (told["before"], told["after"]) == (
+        {"args": [n], "kwargs": {"zip": n}},
+        {"args": [], "kwargs": {"code": n, "country": "CH"}},
+    )
+    assert (told["parameters"], told["error"], len(others)) == (["user"], None, 9)
+    [odd] = door.client.post(
+        f"{OPERATIONS}/preview", json={"ids": ["odd", "none"], "changes": changes}
+    ).json()["letters"]
+    assert (odd["id"], odd["after"]) == ("odd", None)
+    assert odd["error"].startswith("args: those of dead letter 'odd' cannot be changed")
+    begun = begin(door, **asked)
+    assert begun["changes"] == ["remove user", "rename zip", "set country"]
+    assert ended(door, begun["id"])["succeeded"] == 12
+    assert {(*override.args, *override.kwargs) for override in door.outbox.overrides} == {("code", "country")}
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({}, "changes: "),
+        ({"changes": {}, "action": "purge"}, "action: 'purge': "),
+        ({"changes": {"remove": "a"}}, "changes.remove: 'a': "),
+        ({"changes": {}, "ids": ["a"], "filter": {}}, "ids: either ids or a filter, not both"),
+    ],
+)
+def test_a_preview_that_cannot_be(door: House, asked: dict[str, Any], told: str) -> None:
+    answer = door.client.post(f"{OPERATIONS}/preview", json=asked)
     assert told in refused(answer, 400, "invalid_request")["message"]
 
 
