@@ -61,7 +61,7 @@ def with_edits(letter: Letter, job: Job, override: Override, redactor: Redactor)
     reading = letter.reading
     after, _ = _edited(letter, override.edits or Edits(), redactor)
     changed = replace(override, edits=None)
-    if (after.args, after.kwargs) != (reading.args, reading.kwargs):
+    if (after.args, after.kwargs) != (reading.args, reading.kwargs or {}):
         changed = replace(changed, args=after.args, kwargs=after.kwargs)
     lost = redactor.lost(reading, after)
     return job._replace(errors=tuple(map(lost.out_of, job.errors))), changed
@@ -83,13 +83,14 @@ def previewed(letters: Iterable[Letter], edits: Edits, redactor: Redactor) -> It
 
 def _edited(letter: Letter, edits: Edits, redactor: Redactor) -> tuple[Reading, tuple[str, ...]]:
     reading = letter.reading
-    if reading.args is None or reading.kwargs is None:
+    if reading.args is None:
         raise Unpublishable(f"args: those of dead letter {letter.id!r} cannot be changed: {reading.note}")
     check_edits(edits, redactor)
-    done = edits.apply(reading.args, reading.kwargs, reading.names)
+    kwargs = reading.kwargs or {}
+    done = edits.apply(reading.args, kwargs, reading.names)
     after = replace(reading, args=done.args, kwargs=done.kwargs)
     names = [*reading.names, *map(str, range(len(reading.names), len(reading.args)))]
-    given = {**dict(zip(names, reading.args, strict=False)), **reading.kwargs}
+    given = {**dict(zip(names, reading.args, strict=False)), **kwargs}
     for name, to in edits.rename.items():
         if name in given and redactor.would_open(name, to, given[name]):
             raise ValueError(f"rename: {name!r} is redacted, and its value would be shown under another name")

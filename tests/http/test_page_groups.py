@@ -147,6 +147,26 @@ def test_a_probe_then_the_rest(desk: Desk) -> None:
     expect(page.get_by_role("button", name="Send the other 26")).to_have_count(0)
 
 
+def test_arguments_of_all_are_changed_after_a_look_at_ten(desk: Desk) -> None:
+    group = crowd(desk, 12)
+    page = desk.open(f"#groups/{group}")
+    expect(page.locator("h1")).to_have_text("no seat # for <b>")
+    page.keyboard.press("p")
+    question = desk.asked("Replay 12 dead letters", "Do not replay")
+    question.locator("label", has_text="All 12").locator("input").check()
+    question.get_by_role("button", name="Change…").click()
+    question.get_by_label("What is done").select_option("rename")
+    question.get_by_label("Argument", exact=True).fill("country")
+    question.get_by_label("To", exact=True).fill("land")
+    question.get_by_role("button", name="Look at ten letters").click()
+    expect(question.locator(".ten tbody tr")).to_have_count(10)
+    expect(question.locator(".ten tbody tr").first).to_contain_text('"land":"CH"')
+    question.get_by_label("At most").fill("100")
+    desk.yes()
+    eventually(lambda: not desk.ids())
+    assert [override.kwargs for override in desk.outbox.overrides] == [{"land": "CH"}] * 12
+
+
 def test_all_are_replayed_or_deleted_at_once(desk: Desk) -> None:
     """Without a probe where somebody wants that; by the keyboard from the list."""
     crowd(desk, 12)

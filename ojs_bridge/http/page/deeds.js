@@ -40,8 +40,8 @@ export async function act(action, { rows, filter }, { quote, firstAt, all = "" }
   if (action === "move") return ask({ ...question, fields: AT, values: { at: inAnHour() }, work: (values) =>
     work(typed(values, AT)) });
   if (action !== "retry" || matched === 1) return ask({ ...question, work: (values) => work(typed(values)) });
-  return ask({ ...question, ...(await Sending({ matched, deed, firstAt, canProbe: !rows })), work: (values) =>
-    work({ ...sent(values, matched), ...typed(values) }) });
+  const sending = await Sending({ matched, choice, deed, firstAt, canProbe: !rows });
+  return ask({ ...question, ...sending, work: (values) => work({ ...sent(values, matched), ...typed(values) }) });
 }
 
 const AT = [{ label: "At", name: "at", type: "datetime-local", required: true }];
