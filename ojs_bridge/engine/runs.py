@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypedDict, Typ
 from ..errors import InvalidRetryPolicy, InvalidState
 from ..messages import OWN_META
 from ..rules.decision import DeadLettered, Decision, RetryAt, SnoozeUntil
-from ..rules.edits import Edits
+from ..rules.edits import Edits, words_of
 from ..rules.failures import Failure, Snoozed
 from ..rules.job import Header, Job
 from ..rules.policy import PartialPolicy, RetryPolicy, partial_to_ojs
@@ -190,6 +190,12 @@ class Override:
         """Return the changes in JSON, as `of` reads them."""
         fields = {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
         return {**fields, "edits": self.edits.to_json()} if self.edits else fields
+
+    def words(self) -> list[str]:
+        """Return the names of what it changes, without any value; edits say how."""
+        if self.edits:
+            return words_of(self.to_ojs())
+        return sorted([name for name in self.__slots__ if getattr(self, name) is not None])
 
 
 @dataclass(frozen=True, slots=True)

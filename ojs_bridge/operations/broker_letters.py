@@ -12,7 +12,6 @@ from ..engine.context import Context
 from ..engine.events import deleted, replayed
 from ..engine.runs import Changes, Override
 from ..errors import ConfigurationError, LetterNotFound
-from ..rules.edits import words_of
 from ..rules.job import Job
 from ..store import EVERYTHING, Fields, Filter, Letter, Page, to_ms
 from .audit import Audit, uninterrupted
@@ -82,9 +81,7 @@ class BrokerLetters:
         letter = self._get(letter_id)
         publisher_of(self._context, letter)
         sent: list[Job] = []
-        with self._audit.recording(
-            "dead_letter.replay", ids=[letter_id], changes=words_of(override.to_ojs())
-        ):
+        with self._audit.recording("dead_letter.replay", ids=[letter_id], changes=override.words()):
             self._take(letter, lambda held: sent.append(send(self._context, self._whole(held), override)))
         (job,) = sent
         self._context.emit(replayed(job, self._context.clock()))

@@ -15,7 +15,7 @@ from ..engine.context import Context
 from ..engine.events import deleted, pruned, replayed
 from ..engine.runs import Changes, Override
 from ..errors import LetterNotFound, StoreError, Unstorable
-from ..rules.edits import Edits, words_of
+from ..rules.edits import Edits
 from ..rules.job import Job
 from ..store import EVERYTHING, Bin, Claimed, Fields, Filter, Letter, Letters, Page, Stats, to_json
 from .arguments import LETTERS, Arguments, count_arguments
@@ -33,7 +33,6 @@ from .letters import (
     is_among,
     loaded_until,
     lots_of,
-    only_claimed,
     only_id,
     page_size,
     pages_of_ids,
@@ -42,7 +41,7 @@ from .letters import (
     shown,
     without_text,
 )
-from .replaying import Bulk, Replayer, ReplayRule, apply_rules, job_of, send, why_not
+from .replaying import Bulk, Replayer, ReplayRule, apply_rules, job_of, only_claimed, send, why_not
 from .retention import Pruner, Retention, limits_of
 from .undoing import undo_until
 
@@ -119,7 +118,7 @@ class DeadLetters:
     def replay_with(self, letter_id: str, override: Override) -> tuple[Letter, Job]:
         """Replay a dead letter as `replay` does; return the letter, which is gone, and its job."""
         claimed, whole_id = self._claim(letter_id)
-        with self._audit.recording("dead_letter.replay", ids=[whole_id], changes=words_of(override.to_ojs())):
+        with self._audit.recording("dead_letter.replay", ids=[whole_id], changes=override.words()):
             letter = only_claimed(claimed, whole_id)
             try:
                 job = send(self._context, letter, override)

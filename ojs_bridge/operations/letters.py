@@ -12,10 +12,9 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from ..engine.redaction import Redactor
-from ..errors import JobNotFound, LetterNotFound
+from ..errors import JobNotFound
 from ..rules.fingerprint import is_fingerprint
 from ..store import (
-    Claimed,
     DocumentPage,
     Filter,
     Letter,
@@ -233,13 +232,6 @@ def loaded(number: int, line: str) -> Letter:
             f"line {number}: dead letter {letter.id!r:.100} was redacted, and has no message any more"
         )
     return letter
-
-
-def only_claimed(claimed: Claimed, letter_id: str) -> Letter:
-    """Return the letter of a claim on one; raises LetterNotFound."""
-    if not claimed.letters:
-        raise LetterNotFound(f"dead letter {letter_id!r} is being replayed, or is gone")
-    return claimed.letters[0]
 
 
 class Line(NamedTuple):

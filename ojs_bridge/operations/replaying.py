@@ -15,11 +15,11 @@ from ..engine.events import replayed
 from ..engine.runs import Override, Publisher
 from ..engine.scheduler import once_a_period
 from ..engine.storage_retry import pause
-from ..errors import ConfigurationError, InvalidRetryPolicy, Unreachable
+from ..errors import ConfigurationError, InvalidRetryPolicy, LetterNotFound, Unreachable
 from ..rules.job import Job, encode, entries_of
 from ..rules.notations import duration_at, read_duration
 from ..rules.policy import RetryPolicy, fields_of, known_words
-from ..store import Filter, Letter
+from ..store import Claimed, Filter, Letter
 from .audit import uninterrupted
 from .editing import with_edits
 from .letters import CLAIM_SECONDS, READ, every_page
@@ -177,6 +177,13 @@ class Replayer:
             raise
         except Exception as error:  # noqa: BLE001 - one bad letter must not stop the others
             wrong[letter.id] = str(error) or repr(error)
+
+
+def only_claimed(claimed: Claimed, letter_id: str) -> Letter:
+    """Return the letter of a claim on one; raises LetterNotFound."""
+    if not claimed.letters:
+        raise LetterNotFound(f"dead letter {letter_id!r} is being replayed, or is gone")
+    return claimed.letters[0]
 
 
 def check_rate(rate: float | None) -> None:
