@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from ojs_bridge.http import app_for
 from tests.http.desks import Desk, browser, desk
-from tests.http.doors import OPERATOR, READER, listening
+from tests.http.doors import OPERATOR, READER, REPLAYER, listening
 from tests.lives import FRAMEWORK, bridge_with_outbox
 from tests.servers import Valkey, eventually
 from tests.store.test_store import letter
@@ -151,6 +151,39 @@ def test_a_refused_token_and_a_reader(browser: Browser, desk: Desk) -> None:
         page.locator('[data-row][data-id="read"] a').first.focus()
         page.keyboard.press("d")
         expect(page.locator("#question-title")).to_have_text("Delete 1 dead letter?")
+        page.close()
+
+
+def test_a_replayer(browser: Browser, desk: Desk) -> None:
+    """Its page has the buttons of replays as they are, and no other that writes; it says why."""
+    desk.bury("read")
+    desk.park("later")
+    desk.bridge.pause("mail.*")
+    desk.bridge.operations.begin("purge", queue=letter("read").queue)
+    desk.bridge.operations.begin("replay", override={"args": [2]})
+    tokens = {"operator_token": OPERATOR, "replayer_token": REPLAYER}
+    with listening(app_for(desk.bridge, **tokens)) as address:
+        page = browser.new_page()
+        page.goto(f"{address}#letters")
+        page.locator("#token").fill(REPLAYER)
+        page.keyboard.press("Enter")
+        expect(page.locator("#replayer")).to_contain_text("read, and replay dead letters as they are")
+        writes = re.compile("Delete|Mute…|Resolve|Run now|Move|Cancel|Pause|Resume|Stop|Undo|Replay with")
+        for view, row in (("groups", ""), ("waiting", "later"), ("now", ""), ("letters", "read")):
+            page.goto(f"{address}#{view}")
+            expect(page.locator("nav a[aria-current]")).to_have_attribute("href", f"#{view}")
+            expect(page.locator("#operations li")).to_have_count(2)
+            if row:
+                page.locator(f'[data-row][data-id="{row}"] a').first.focus()
+                page.keyboard.press("d")
+            expect(page.locator("#question")).to_have_count(0)
+            expect(page.locator("main").get_by_role("button", name=writes)).to_have_count(0)
+        page.locator('[data-row][data-id="read"] a').first.click()
+        expect(page.get_by_role("button", name="Replay as it is")).to_have_count(1)
+        expect(page.locator("#edit input:not([readonly]), #edit textarea:not([readonly])")).to_have_count(0)
+        page.get_by_role("button", name="Replay as it is").click()
+        page.locator("#question").get_by_role("button", name="Replay 1 dead letter").click()
+        eventually(lambda: not desk.bridge.dead_letters.list().letters)
         page.close()
 
 
