@@ -163,7 +163,6 @@ def test_a_webhook_that_never_answers_well_is_left_alone(
 ) -> None:
     """After some tries for a group."""
     monkeypatch.setattr(webhooks, "TRIES", 2)
-    monkeypatch.setattr(webhooks.time, "sleep", lambda _: None)
     bridge = bridge_at(url, receiver)
     receiver.answers = [503]
     die(bridge)
