@@ -295,7 +295,7 @@ def test_many_with_overrides(fleet: Lives) -> None:
     assert bridge.dead_letters.replay_all(queue="q", confirm=True, override=changes).succeeded == 3
     assert {(o.queue, o.retry["max_attempts"]) for o in outbox.overrides} == {("slow", 9)}
     with pytest.raises(
-        ValueError, match=r"^override: 'quue' is unknown; queue, args, kwargs, meta, retry are"
+        ValueError, match=r"^override: 'quue' is unknown; queue, args, kwargs, meta, retry, edits are"
     ):
         bridge.dead_letters.replay_all(override={"quue": "slow"})
     with pytest.raises(ValueError, match=r"^args: 7 must be a list$"):
