@@ -59,7 +59,10 @@ def succeed(store: Store, of: Letter, fence: int) -> None:
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_an_undo_brings_back_what_was_deleted(store: Store, *, one_by_one: bool) -> None:
     """The letters are as they were in every view; the bin is in none."""
-    known = [bury(store, f"j-{n}", queue=f"q-{n % 2}", type=f"t-{n % 3}") for n in range(7)]
+    at = [NOW + timedelta(seconds=n) for n in range(7)]
+    known = [
+        bury(store, f"j-{n}", queue=f"q-{n % 2}", type=f"t-{n % 3}", discarded_at=at[n]) for n in range(7)
+    ]
     groups = GroupPage("count", (), (NOW, NOW + timedelta(hours=1)), 50, 0)
     before = store.letters.stats(), store.letters.groups(EVERYTHING, groups)
     if one_by_one:
