@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -110,7 +110,9 @@ def _usual_deaths(known: Known) -> tuple[float, ...] | None:
 
 
 def _types(known: Known, dependencies: Dependencies) -> tuple[TypeFacts, ...]:
-    errors, usual = _errors(known.groups), known.usual[1]
+    usual = known.usual[1]
+    kills = _errors(known.groups, lambda died, retrying: (died, retrying))
+    retries = _errors(known.groups, lambda died, retrying: (retrying, died))
     return tuple(
         TypeFacts(
             type_,
@@ -118,18 +120,23 @@ def _types(known: Known, dependencies: Dependencies) -> tuple[TypeFacts, ...]:
             usual.deaths_of.get(type_, 0.0) if usual else None,
             usual.retried_of.get(type_, 0.0) if usual else None,
             tuple(dependencies.names_of(type_)),
-            errors.get(type_),
+            kills.get(type_),
+            retries.get(type_),
         )
         for type_, minutes in known.hour.of_types().items()
     )
 
 
-def _errors(groups: Sequence[ErrorGroup]) -> dict[str, ErrorFacts]:
-    """Return the error of each type: of the group of which the most jobs have died in the last minutes."""
+def _errors(
+    groups: Sequence[ErrorGroup], weight: Callable[[int, int], tuple[int, int]]
+) -> dict[str, ErrorFacts]:
+    """Return the error of each type: of the group that weighs the most, by late deaths and by retries."""
     errors = dict[str, ErrorFacts]()
-    for shown in sorted(
-        groups, key=lambda one: (sum(one.group.deaths[-2:]), one.retrying, one.group.last_at)
-    ):
+
+    def key(shown: ErrorGroup) -> tuple[tuple[int, int], datetime]:
+        return weight(sum(shown.group.deaths[-2:]), shown.retrying), shown.group.last_at
+
+    for shown in sorted(groups, key=key):
         error = ErrorFacts(shown.group.fingerprint, shown.error_type, shown.message, shown.retrying)
         errors.update(dict.fromkeys(shown.group.types, error))
     return errors

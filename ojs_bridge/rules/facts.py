@@ -26,7 +26,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ErrorFacts:
-    """The error by which most jobs of a type died lately; `retrying` is how many jobs retry with it now."""
+    """An error of a job type; `retrying` is how many jobs retry with it now."""
 
     fingerprint: str
     error_type: str
@@ -39,6 +39,7 @@ class TypeFacts:
     """How many runs of a job type ended in each minute, how many died and how many were retried.
 
     What is usual is a number a minute, and None where it is not known. `depends` names the dependencies.
+    `error` is that of which most died lately, `retry_error` that with which most retry now.
     """
 
     type: str
@@ -49,6 +50,7 @@ class TypeFacts:
     usual_retried: float | None = None
     depends: tuple[str, ...] = ()
     error: ErrorFacts | None = None
+    retry_error: ErrorFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from .facts import MINUTES, Facts, HoldFacts, HostFacts, TypeFacts
+from .facts import MINUTES, ErrorFacts, Facts, HoldFacts, HostFacts, TypeFacts
 from .job import format_time
 from .notations import spoken
 from .queues import behind, is_behind
@@ -155,7 +155,7 @@ def _is_stanched(facts: Facts, one: TypeFacts) -> bool:
 
 def _bleeds(facts: Facts, one: TypeFacts, rise: Rise) -> Found:
     holds = [hold for hold in facts.holds if _is_about(hold, one) and hold.held]
-    error = f": {said(one)}" if one.error else ""
+    error = f": {said(one.error)}" if one.error else ""
     depends = f", dependency {', '.join(one.depends)}" if one.depends else ""
     ways = {True: "breaker", False: "pause"}
     held = "".join(f"; its {ways[hold.is_breaker]} holds {counted(hold.held, 'job')}" for hold in holds[:1])
@@ -232,7 +232,7 @@ def _contained(facts: Facts, bled: set[str]) -> Iterator[Found]:
             continue
         since = f"since {_time(hold.since)}"
         number = f"{counted(hold.held, 'job')} held" if hold.held else "no job is held yet"
-        error = next((one for one in facts.types if one.error and _is_about(hold, one)), None)
+        error = next((one.error for one in facts.types if one.error and _is_about(hold, one)), None)
         if hold.is_breaker:
             # What had died of it is one fault with it.
             text = f"{hold.dependency}: its breaker is open {since}, {number}"
@@ -259,11 +259,12 @@ def _on_its_way(facts: Facts, bled: set[str]) -> Iterator[Found]:
         rise = rise_of(facts.at, one.retried, usual, RETRIES)
         if rise is None or rise.over or one.type in bled | contained:
             continue
-        error = f": {said(one)}" if one.error else ""
+        fault = one.retry_error
+        error = f": {said(fault)}" if fault else ""
         died = "" if any(one.deaths) else "; none has died"
         text = f"{one.type}: {_rate(rise, one.usual_retried, 'retry', 'retries')}{error}{died}"
-        number = (one.error and one.error.retrying) or (rise.in_hour if rise.is_slow else round(rise.rate, 1))
-        line = Line("on_its_way", text, number, one.type, one.error.fingerprint if one.error else None)
+        number = (fault and fault.retrying) or (rise.in_hour if rise.is_slow else round(rise.rate, 1))
+        line = Line("on_its_way", text, number, one.type, fault.fingerprint if fault else None)
         yield Found("slow", line, rise.since)
 
 
@@ -393,14 +394,12 @@ def _rate(rise: Rise, usual: float | None, noun: str, plural: str = "") -> str:
     return f"{number} {noun} a minute{so}, {since}"
 
 
-def said(one: TypeFacts) -> str:
-    """Return the error of a type in a few words: its message, and its class where that alone says little."""
-    if one.error is None:
-        return ""
-    message = cut(one.error.message)
-    name = one.error.error_type.rpartition(".")[2]
+def said(error: ErrorFacts) -> str:
+    """Return an error in a few words: its message, and its class where that alone says little."""
+    message = cut(error.message)
+    name = error.error_type.rpartition(".")[2]
     if not message:
-        return one.error.error_type
+        return error.error_type
     return message if " " in message or name in message else f"{name}: {message}"
 
 

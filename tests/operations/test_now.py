@@ -12,11 +12,13 @@ import pytest
 
 from ojs_bridge import Bridge
 from ojs_bridge.engine import running
+from ojs_bridge.engine.faults import Failures
 from ojs_bridge.engine.running import KIND as RUNNING
 from ojs_bridge.engine.runs import Backlog, Run
 from ojs_bridge.operations import health, now
 from ojs_bridge.operations.lately import Flows
-from ojs_bridge.rules.decision import Complete
+from ojs_bridge.rules.decision import Complete, RetryAt
+from ojs_bridge.rules.failures import Failure
 from ojs_bridge.rules.job import Job, format_time
 from ojs_bridge.rules.rise import minute_of
 from ojs_bridge.store import BOUNDS, Document, Rate, Store
@@ -107,6 +109,26 @@ def test_what_dies_is_told_beside_what_is_usual(fleet: Lives) -> None:
     assert seen["hill"]["usual"] == [2.0] * 60
     assert (pulse["usual_deaths_per_minute"], pulse["usual_jobs_per_second"]) == (2.0, 2.033)
     assert [(queue["queue"], queue["depth"], queue["workers"]) for queue in queues] == [("mail", 7, 1)]
+
+
+def test_retries_are_told_with_their_own_error(fleet: Lives) -> None:
+    """And deaths of the same type with theirs: another error killed one job of it a minute ago."""
+    bridge, _ = fleet
+    store, at = store_of(bridge), bridge.engine.now()
+    lives(store, at)
+    record(store, died("mail.send", dict.fromkeys(range(1, 60), 90), at, "completed"))
+    record(store, died("mail.send", dict.fromkeys(range(1, 9), 60), at, "retried"))
+    gone = {"type": "shop.Gone", "message": "customer 8 is gone"}
+    found = {"type": "mail.send", "framework": FRAMEWORK, "discarded_at": at - MINUTE}
+    store.letters.bury(letter("j-1", errors=(gone,), **found))
+    failures = Failures(store.documents, (), redacts=False)
+    again = RetryAt(at + timedelta(hours=1), 3600, Failure("external.down", "the relay is busy"), "")
+    for number in range(30):
+        failures.add(Job(f"r-{number}", "mail.send", "mail"), again, at)
+    failures.write(at)
+    verdict = fresh(bridge).verdict
+    assert verdict.about and (verdict.about.kind, verdict.about.count) == ("on_its_way", 30)
+    assert ": the relay is busy" in verdict.sentence
 
 
 @pytest.fixture(autouse=True)

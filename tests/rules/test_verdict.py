@@ -73,7 +73,7 @@ def pause(held: int, **fields: Any) -> HoldFacts:
 BLEEDS = of_type(deaths=since(18, 75), error=BANK, depends=("bank",))
 STANCHED = of_type(deaths=minutes(dict.fromkeys(range(16, 19), 70)), error=BANK, depends=("bank",))
 VAT = ErrorFacts("", "KeyError", "'vat_id'")
-GROWS = of_type("mail", retried=since(10, 94), usual_retried=6.0, error=BANK)
+GROWS = of_type("mail", retried=since(10, 94), usual_retried=6.0, error=VAT, retry_error=BANK)
 SEARCH = QueueFacts("celery", "search", 9, AT - 17 * MINUTE, 4.0, 4.2, keeps_up=True, workers=1)
 SILENT = HostFacts("celery", "search-2", 0, 1, AT - 20 * MINUTE, ("search",))
 
@@ -195,7 +195,7 @@ def test_one_sentence(facts: Facts, level: str, sentence: str) -> None:
         of_type(deaths=(50,) * MINUTES, usual_deaths=30.0),
         of_type(retried=(9,) * MINUTES, usual_retried=6.0),
         of_type(retried=(90,) * MINUTES, usual_retried=None),
-        of_type(retried=minutes({3: 60, 4: 47}), error=BANK),
+        of_type(retried=minutes({3: 60, 4: 47}), retry_error=BANK),
     ],
 )
 def test_no_cry_over_little(quiet: TypeFacts) -> None:
@@ -252,7 +252,7 @@ def test_what_is_bad_stands_over_what_is_held_grows_or_is_slow() -> None:
     """Each has a line under the sentence, with its number and what it is about."""
     facts = replace(
         WELL,
-        types=(BLEEDS, of_type("mail", retried=since(10, 94), error=replace(BANK, retrying=187))),
+        types=(BLEEDS, of_type("mail", retried=since(10, 94), retry_error=replace(BANK, retrying=187))),
         holds=(pause(18), replace(pause(3), id="breaker:smtp", dependency="smtp", types=())),
         queues=(QueueFacts("celery", "search", 3651, None, 9.1, 4.2, keeps_up=False, workers=1),),
         hosts=(replace(HOST, seen=5), SILENT),
