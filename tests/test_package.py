@@ -129,7 +129,7 @@ WITHIN = {
     "dramatiq.translate.NotRun": "the base of what is exported",
     "dramatiq.publishing.NotSent": "has the framework's own error in it",
     "dramatiq.keeping.GiveUp": "ends a thread with its worker",
-    "operations.running._Stopped": "ends a bulk operation",
+    "operations.runner._Stopped": "ends a bulk operation",
     "testing.parts.WorkerDied": "ends a run under virtual time",
     "migration.plan.Injected": "is raised in a task that the plan tries out",
 }

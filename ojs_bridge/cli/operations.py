@@ -123,7 +123,8 @@ def resume(place: Place, operation_id: Id, as_json: AsJson = False) -> int | Non
 def undo(
     place: Place,
     deletion: Annotated[
-        str, Argument(metavar="ID", help="A purge's operation, or the record of a deletion in `audit`.")
+        str,
+        Argument(metavar="ID", help=f"A purge's operation, or a deletion's record in `audit`, {ID_HELP}"),
     ],
     as_json: AsJson = False,
 ) -> int | None:
@@ -132,7 +133,7 @@ def undo(
     A letter stays deleted if its job has begun again, or died again, since.
     """
     operations = place.bridge.operations
-    undone = operations.undo(operations.id_of(deletion))
+    undone = operations.undo(place.bridge.audit.id_of(operations.id_of(deletion)))
     stayed = f", {undone.stayed:,} stayed in the bin" if undone.stayed else ""
     words = [f"{letter_count(undone.restored)} back{stayed}"]
     reasons = [table(("id", "why it stayed"), undone.reasons)] if undone.reasons else []

@@ -261,6 +261,8 @@ def _subject(record: Record) -> str:
     ids = fields.pop("ids", [])
     if len(ids) < record.subject.get("id_count", 0):
         ids = [*ids, "…"]
+    if "operation" not in fields and (until := fields.pop("undo_until", None)):
+        fields |= {"undo": record.id, "until": until}
     words = [*ids, *(f"{name} {_word(value)}" for name, value in fields.items())]
     return ", ".join(words)
 

@@ -65,7 +65,8 @@ class Settling:
         self._rates: Rates | None = None
         if context.store:
             runs, facts = reservations.runs, (context.publishers, bool(context.redactor))
-            self._rates = Rates(context.store.documents, context.clock, park_after, runs.now, *facts)
+            clocks = context.clock, context.surely
+            self._rates = Rates(context.store.documents, *clocks, park_after, runs.now, *facts)
             runs.starts = self._begins
         self._reservations = reservations
 

@@ -42,6 +42,14 @@ class Context:
             )
         return self.store
 
+    def surely(self) -> datetime:
+        """Return a time that has surely come: this machine's, or that of the store if it is earlier.
+
+        What is deleted by its age is deleted by this time: one clock that is ahead must not empty a fleet's
+        store. Raises StoreError.
+        """
+        return min(self.clock(), self.store_for("this time").clock())
+
     def emit(self, event: Event) -> None:
         """Tell instruments of an event, and queue it for the listeners; never raises."""
         if self.instruments.all:

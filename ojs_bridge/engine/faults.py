@@ -53,6 +53,10 @@ class Failures:
         self._printed = 0
         self._known: dict[_Place, Fault] = {}
 
+    def __bool__(self) -> bool:
+        """Return whether there is something to write."""
+        return bool(self._new or self._batches)
+
     def add(self, job: Job, decision: Decision, now: datetime) -> None:
         """Count a run, if it has failed; a job that its handler drops has not."""
         match decision:
@@ -96,7 +100,10 @@ class Failures:
         )
 
     def write(self, now: datetime) -> None:
-        """Write what was counted; never raises. What cannot be written waits for the next time."""
+        """Write what was counted; never raises. What cannot be written waits for the next time.
+
+        What is too old at the time `now`, of any process, is deleted.
+        """
         self._printed, self._known = 0, {}
         try:
             new: dict[int, list[Fault]] = {}

@@ -10,6 +10,7 @@ import threading
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -51,19 +52,21 @@ class Rates:
     """Counts how runs end. A count costs a run no more than an append; a store that is away costs counts.
 
     A thread of the process writes what was counted, and which `runs` go on. A forked child has a thread of
-    its own.
+    its own. `surely` is that of the Context.
     """
 
     def __init__(
         self,
         documents: Documents,
         clock: Callable[[], datetime],
+        surely: Callable[[], datetime],
         soon: timedelta,
         runs: Callable[[], Iterable[Run]] = tuple,
         frameworks: Collection[str] = (),
         redacts: bool = False,
     ) -> None:
-        self._documents, self._clock, self._soon, self._runs = documents, clock, soon, runs
+        self._documents, self._soon, self._runs = documents, soon, runs
+        self._clock, self._surely = clock, surely
         self._frameworks, self._redacts = frameworks, redacts
         #: The process whose thread runs.
         self._pid = 0
@@ -84,7 +87,8 @@ class Rates:
             self._ended, self._over = deque(maxlen=MAX_ENDED), threading.Event()
             running = Running(self._documents, self._runs)
             failures = Failures(self._documents, self._frameworks, redacts=self._redacts)
-            sums = Sums(self._documents, self._clock, self._soon, self._ended, running, failures)
+            clocks = self._clock, self._surely
+            sums = Sums(self._documents, *clocks, self._soon, self._ended, running, failures)
             self._thread = keep_going("ojs-rates", partial(self._keep_writing, sums, self._over))
             self._pid = os.getpid()
 
@@ -109,13 +113,15 @@ class Sums:
         self,
         documents: Documents,
         clock: Callable[[], datetime],
+        surely: Callable[[], datetime],
         soon: timedelta,
         ended: deque[tuple[Job, Decision, float]],
         running: Running,
         failures: Failures,
     ) -> None:
         self._failures = failures
-        self._documents, self._clock, self._soon, self._ended = documents, clock, soon, ended
+        self._documents, self._clock, self._surely = documents, clock, surely
+        self._soon, self._ended = soon, ended
         self._running = running
         self._waits = ShortWaits(documents, soon)
         self._counts: dict[Key, list[int]] = {}
@@ -124,21 +130,33 @@ class Sums:
 
     def write(self) -> None:
         """Add up what has ended, and write it; never raises. Without a store it waits for the next time."""
-        self._write_rates()
-        self._failures.write(self._clock())
-
-    def _write_rates(self) -> None:
-        try:
-            self._add_up()
-            self._waits.write(self._clock())
-            while self._batch or self._counts:
-                self._write_batch()
+        with self._waiting():
+            self._write_rates()
+        with self._waiting():
+            # It forgets the runs that have ended, whatever became of the rates.
             self._running.write(self._clock())
+        now = self._clock()
+        if self._failures:
+            # The time of this write deletes what other processes have counted.
+            with suppress(StoreError):
+                now = self._surely()
+        self._failures.write(now)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Let what an outage keeps from the store wait; other lines of the log tell of that."""
+        try:
+            yield
         except Exception as error:
-            # In an outage they wait; other lines of the log tell of it.
             if not isinstance(error, StoreError) or isinstance(error, Unstorable):
                 self._counts, self._batch = {}, []
                 logger.exception("rates: counts are dropped")
+
+    def _write_rates(self) -> None:
+        self._add_up()
+        self._waits.write(self._clock())
+        while self._batch or self._counts:
+            self._write_batch()
 
     def _write_batch(self) -> None:
         """Write a batch. It stays as it is until it is written: the store may know its number."""

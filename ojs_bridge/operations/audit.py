@@ -26,7 +26,7 @@ from ..errors import BridgeError, NotFound, NotUndoable, StoreError, Unpublishab
 from ..rules.job import format_time
 from ..rules.notations import check_pattern, matches
 from ..store import Document, Documents, readable
-from .letters import page_size
+from .letters import MAX_PAGE, only_id, page_size
 from .undoing import Undone, bring_back
 
 logger = logging.getLogger("ojs_bridge")
@@ -205,6 +205,15 @@ class Audit:
         for record in readable([document] if document else [], _read):
             return record
         raise NotFound(f"there is no record {record_id!r}")
+
+    def id_of(self, text: str) -> str:
+        """Return the id that is this text, or else the only one of a late deletion that begins with it."""
+
+        def beginning(text: str, most: int) -> Sequence[str]:
+            records = self.list(action=DELETION, limit=MAX_PAGE).records
+            return [record.id for record in records if record.id.startswith(text)][:most]
+
+        return only_id(text, beginning)
 
     def undo(self, record_id: str) -> Undone:
         """Bring the letters back that an action has deleted, by its record; raises NotFound, NotUndoable.

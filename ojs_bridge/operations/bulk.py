@@ -42,7 +42,7 @@ from .operation import (
     with_changes,
 )
 from .replaying import Bulk
-from .running import Running
+from .runner import Runner
 from .undoing import Undone, undo_until
 from .waiting import Waiting, due_from
 
@@ -202,8 +202,8 @@ class Operations:
         raised. One that is interrupted ends as `stopped`. Raises NotResumable when another process has taken
         the operation up.
         """
-        running = Running(operation, self._ledger, self._audit, self.letters, self.waiting, progress)
-        return self._ledger.with_jobs([running.to_its_end()])[0]
+        runner = Runner(operation, self._ledger, self._audit, self.letters, self.waiting, progress)
+        return self._ledger.with_jobs([runner.to_its_end()])[0]
 
     def _to_its_end(
         self, action: Action, where: Filter, progress: Callable[[int], object] | None, **how: Any

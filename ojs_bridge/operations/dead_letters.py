@@ -342,7 +342,8 @@ class DeadLetters:
                 entry.count = pruner.overflow.total()
 
     def _pruner(self) -> Pruner:
-        return Pruner(self._context.store_for("dead letters"), self.retention, self._clock, self._shown)
+        store, clocks = self._context.store_for("dead letters"), (self._clock, self._context.surely)
+        return Pruner(store, self.retention, *clocks, self._shown)
 
     def _pruned(self, count: int) -> int:
         if count:

@@ -117,11 +117,12 @@ class Pruner:
         store: Store,
         retention: Retention,
         clock: Callable[[], datetime],
+        surely: Callable[[], datetime],
         shown: Callable[[Letter], Letter],
     ) -> None:
         self._store = store
         self._retention = retention
-        self._clock = clock
+        self._clock, self._surely = clock, surely
         self._shown = shown
         #: The letters that a limit of the number has deleted, by the job type and the error of their group.
         self.overflow = Counter[str]()
@@ -139,15 +140,16 @@ class Pruner:
         return once_a_period(self._store.reservations, "prune", PERIOD, self._clock, self._prune_and_forget)
 
     def _prune_and_forget(self) -> int:
+        now = self._surely()
         for kind, kept in RECORDS.items():
-            self._store.documents.forget(kind, before=self._clock() - kept)
-        self._store.documents.forget_rates(self._clock())
-        self._store.letters.forget_bin(before=self._clock() - BIN_KEPT)
-        self._store.letters.forget_groups(before=self._clock() - GROUPS_KEPT)
+            self._store.documents.forget(kind, before=now - kept)
+        self._store.documents.forget_rates(now)
+        self._store.letters.forget_bin(before=now - BIN_KEPT)
+        self._store.letters.forget_groups(before=now - GROUPS_KEPT)
         return self.prune()
 
     def _enforce(self, where: Filter, limits: Retention) -> int:
-        pruned = self._prune_oldest(replace(where, until=self._clock() - limits.age), sys.maxsize)
+        pruned = self._prune_oldest(replace(where, until=self._surely() - limits.age), sys.maxsize)
         count = self._store.letters.count(where)
         if limits.max_count:
             self.fullness[where.queue or "*"] = round(count / limits.max_count, 3)

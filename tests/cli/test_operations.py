@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ojs_bridge import Bridge
-from ojs_bridge.operations import operation, running
+from ojs_bridge.operations import operation, runner
 from tests.cli.running import run, spawn
 from tests.cli.test_apps import DRAMATIQ, dramatiq_message
 from tests.forking import Forked, started
@@ -80,7 +80,7 @@ def test_an_interrupted_purge_is_resumed(bridge: Bridge, store: str, monkeypatch
     )
     monkeypatch.setattr(operation, "STALE", timedelta(0))
     assert "interrupted" in run("operations", "list", store=store).out
-    monkeypatch.setattr(running, "SAVED", 60)
+    monkeypatch.setattr(runner, "SAVED", 60)
     ran = run("operations", "resume", begun.id, store=store)
     assert (ran.code, ran.out) == (0, "3 dead letters deleted\n")
     assert len(bridge.dead_letters.list().letters) == 1
@@ -200,7 +200,10 @@ def test_an_undo_of_a_deletion(bridge: Bridge, store: str) -> None:
     assert run("undo", purge.id, store=store).out == "2 dead letters back\n"
     run("dead-letters", "delete", ids[0], "--yes", store=store)
     [record, *_] = bridge.audit.list().records
-    [undone] = run("undo", record.id, "--json", store=store).json
+    assert f"undo {record.id}, until " in run("audit", store=store, COLUMNS="250").out
+    several = run("undo", "act-", store=store)
+    assert (several.code, "'act-' begins several: act-" in several.err) == (2, True)
+    [undone] = run("undo", record.id[:-1], "--json", store=store).json
     assert undone == {"restored": 1, "stayed": 0, "errors": []}
     assert sorted(letter.id for letter in bridge.dead_letters.list().letters) == ids
     again = run("undo", record.id, store=store)

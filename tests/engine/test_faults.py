@@ -11,6 +11,7 @@ import pytest
 from ojs_bridge import Bridge
 from ojs_bridge.engine import faults
 from ojs_bridge.engine.faults import KIND, MAX_FAULTS, MAX_NEW, SHARDS, Failures, faults_of
+from ojs_bridge.engine.rates import Rates
 from ojs_bridge.errors import StoreError
 from ojs_bridge.rules.decision import Complete, DeadLettered, Decision, Discarded, RetryAt
 from ojs_bridge.rules.failures import Failure
@@ -96,6 +97,18 @@ def test_processes_count_together(store: Store) -> None:
     [fault] = faults_of(store.documents).values()
     assert fault.retrying(NOW) == 18
     assert store.documents.count([KIND]) == {KIND: 1}
+
+
+def test_a_clock_that_is_ahead_forgets_nothing(store: Store) -> None:
+    """What one process counts does not delete what others have, whose time is right."""
+    now = store.clock()
+    count(counter(store), RetryAt(now + timedelta(minutes=9), 540, failure(), ""), died(), now=now)
+    ahead = lambda: store.clock() + timedelta(hours=2)  # noqa: E731
+    rates = Rates(store.documents, ahead, store.clock, timedelta(minutes=1))
+    rates.count(JOB, DeadLettered("exhausted", failure(), ""), 0)
+    rates.close(30)
+    [fault] = faults_of(store.documents).values()
+    assert (sum(fault.deaths(now)), fault.retrying(now), len(fault.minutes)) == (1, 1, 2)
 
 
 @pytest.mark.parametrize("text", ["\ud83d", "a\0b", "x" * 9999, "", "\U0001f600"])

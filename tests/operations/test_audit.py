@@ -12,7 +12,7 @@ import pytest
 
 from ojs_bridge import Bridge, Event, LetterNotFound, Retention
 from ojs_bridge.errors import JobNotFound, StoreError, Unpublishable, Unreachable
-from ojs_bridge.operations import audit, running
+from ojs_bridge.operations import audit, retention, runner
 from ojs_bridge.operations.audit import Actor, Record, acting
 from tests.lives import Outbox, bridge_with_outbox
 from tests.operations.test_operating import bury
@@ -109,7 +109,7 @@ def test_a_bulk_operation_is_a_record_that_its_end_completes(
     [record] = records(bridge)
     assert (told(record), record.who) == (("dead_letter.replay", "done", 24), "ann")
     second = operations.begin("purge")
-    monkeypatch.setattr(running, "SAVED", 0)
+    monkeypatch.setattr(runner, "SAVED", 0)
     with acting(ANN):
         assert operations.run(second, progress=lambda now: operations.stop(now.id)).state == "stopped"
         operations.run(operations.resume(second.id))
@@ -270,9 +270,9 @@ def test_records_are_kept_for_half_a_year(small: Lives, monkeypatch: pytest.Monk
     bridge.dead_letters.delete("j-0")
     bridge.dead_letters.prune_once_a_period()
     assert len(records(bridge)) == 1
-    now = bridge.engine.now() + audit.KEPT
-    monkeypatch.setattr(bridge.dead_letters, "_clock", lambda: now + timedelta(seconds=1))
-    bridge.dead_letters.prune_once_a_period()
+    assert retention.RECORDS[audit.KIND] == timedelta(days=180)
+    monkeypatch.setitem(retention.RECORDS, audit.KIND, timedelta(seconds=-1))
+    bridge.dead_letters._pruner()._prune_and_forget()
     assert records(bridge) == []
 
 

@@ -26,7 +26,7 @@ from ojs_bridge import (
 from ojs_bridge.engine.layers import Layers
 from ojs_bridge.engine.runs import Override, Run
 from ojs_bridge.engine.storing import Fate, fate_kind
-from ojs_bridge.operations import operation, running
+from ojs_bridge.operations import operation, runner
 from ojs_bridge.operations.operation import Jobs
 from ojs_bridge.rules.decision import DeadLettered, Decision
 from ojs_bridge.rules.job import Header, Job, decode, encode, parse_time
@@ -220,7 +220,7 @@ def test_two_processes_never_carry_it_out_together(fleet: Lives, monkeypatch: An
     ids = bury_many(bridge, 40)
     begun = bridge.operations.begin("replay")
     monkeypatch.setattr(operation, "STALE", timedelta(0))
-    monkeypatch.setattr(running, "SAVED", 0.0)
+    monkeypatch.setattr(runner, "SAVED", 0.0)
     resumed = bridge.operations.resume(begun.id)
     with pytest.raises(NotResumable, match="was taken up by another process"):
         bridge.operations.run(begun)
@@ -318,7 +318,7 @@ class KillsTheStore(Exception):
 def test_it_stops_when_the_replayed_jobs_die_again(fleet: Lives, monkeypatch: Any) -> None:
     bridge, _ = fleet
     bury_many(bridge, 200)
-    monkeypatch.setattr(running, "LOOKED", 0.0)
+    monkeypatch.setattr(runner, "LOOKED", 0.0)
     bridge.engine.context.publishers[FRAMEWORK] = Running(bridge)
     ended = bridge.operations.run(bridge.operations.begin("replay", rate=20, stop_if_failing=0.5))
     assert ended.state == "stopped"
@@ -333,7 +333,7 @@ def test_it_stops_when_attempts_fail_whose_jobs_have_attempts_left(
     """A policy that outlasts the replay hides nothing, and neither do jobs that have not run yet."""
     bridge, _ = fleet
     bury_many(bridge, 120)
-    monkeypatch.setattr(running, "LOOKED", 0.0)
+    monkeypatch.setattr(runner, "LOOKED", 0.0)
     bridge.engine.context.publishers[FRAMEWORK] = Running(bridge, attempts=9, takes=takes)
     ended = bridge.operations.run(bridge.operations.begin("replay", rate=20, stop_if_failing=0.5))
     assert (ended.state, ended.succeeded) == ("stopped", 20 + takes)
@@ -429,7 +429,7 @@ def told(bridge: Bridge, operation: Operation) -> Jobs:
 def test_jobs_that_succeed_stop_nothing(fleet: Lives, monkeypatch: Any) -> None:
     bridge, _ = fleet
     bury_many(bridge, 60)
-    monkeypatch.setattr(running, "LOOKED", 0.0)
+    monkeypatch.setattr(runner, "LOOKED", 0.0)
     bridge.engine.context.publishers[FRAMEWORK] = Running(bridge, each=1)
     ended = bridge.operations.run(bridge.operations.begin("replay", rate=1000, stop_if_failing=0.0))
     assert (ended.state, told(bridge, ended).succeeded) == ("done", 60)

@@ -120,7 +120,7 @@ def test_it_is_stopped_and_resumed(bridge: Bridge, monkeypatch: pytest.MonkeyPat
     operations = bridge.operations
     for name, size in (("LOT", 2), ("READ", 3)):
         monkeypatch.setattr(waiting, name, size)
-    monkeypatch.setattr("ojs_bridge.operations.running.SAVED", 0)
+    monkeypatch.setattr("ojs_bridge.operations.runner.SAVED", 0)
     begun = operations.begin("cancel")
     assert begun.total == 10
     stopped = operations.run(begun, progress=lambda now: operations.stop(now.id))

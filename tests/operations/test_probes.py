@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ojs_bridge import Bridge, NothingMatched, NotResumable, Operation, Unreachable
-from ojs_bridge.operations import running
+from ojs_bridge.operations import runner
 from tests.lives import FRAMEWORK, Outbox, bridge_with_outbox
 from tests.operations.test_bulk import Running, bury_many, left, published
 from tests.operations.test_operating import bury
@@ -98,7 +98,7 @@ def test_a_probe_whose_jobs_die_again_stops_itself(fleet: Lives, monkeypatch: An
     """Its rest may go nevertheless, when the fault is mended; and the jobs that died again are not in it."""
     bridge, _ = fleet
     bury_many(bridge, 100)
-    monkeypatch.setattr(running, "LOOKED", 0.0)
+    monkeypatch.setattr(runner, "LOOKED", 0.0)
     bridge.engine.context.publishers[FRAMEWORK] = Running(bridge)
     probe = bridge.operations.run(bridge.operations.begin("replay", limit=60, rate=20, stop_if_failing=0.5))
     assert (probe.state, probe.succeeded, probe.rest) == ("stopped", 20, 80)

@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from ojs_bridge import Bridge, StoreError
 from ojs_bridge.engine import rates
 from ojs_bridge.engine.rates import MAX_COUNTS, OTHER, Rates, outcomes
+from ojs_bridge.engine.runs import Run
 from ojs_bridge.operations.rates import MAX_TYPES, RateHistory, quantile
 from ojs_bridge.rules.decision import (
     Complete,
@@ -76,7 +78,8 @@ def counted(store: Store) -> Counter[tuple[str, str]]:
 
 
 def counting(store: Store) -> Rates:
-    return Rates(store.documents, lambda: datetime.now(timezone.utc), timedelta(minutes=1))
+    clock = partial(datetime.now, timezone.utc)
+    return Rates(store.documents, clock, store.clock, timedelta(minutes=1))
 
 
 def test_runs_are_added_up(tmp_path: Path) -> None:
@@ -108,6 +111,27 @@ def test_a_forked_child_counts_its_own_runs(tmp_path: Path, monkeypatch: pytest.
     assert counted(store) == {("charge", "snoozed"): 1}
     counter.close(30)
     assert counted(store) == {("charge", "snoozed"): 1, ("charge", "completed"): 1}
+
+
+def test_rates_that_cannot_be_written_do_not_keep_the_runs_that_have_ended(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A database may refuse this table alone."""
+
+    def refuse(*_: object) -> None:
+        raise StoreError("permission denied for table ojs_rates")
+
+    bridge = Bridge(url)
+    assert bridge.store is not None
+    monkeypatch.setattr(rates, "PERIOD", 0.05)
+    monkeypatch.setattr(bridge.store.documents, "record_rates", refuse)
+    for n in range(9):
+        run = bridge.engine.begin(JOB._replace(id=f"j-{n}"), JOB, bridge.engine.task())
+        assert isinstance(run, Run)
+        bridge.engine.settling.settle(run, Complete())
+    noted = bridge.engine.reservations.runs.noted
+    eventually(lambda: not noted, what="no run that has ended")
+    bridge.stop()
 
 
 def test_counts_wait_for_a_store_that_is_away(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from ojs_bridge import Bridge, ConfigurationError, Event, Letter, Retention
 from ojs_bridge.engine.scheduler import reservation_at
+from ojs_bridge.operations.dead_letters import DeadLetters
 from ojs_bridge.operations.retention import PERIOD, Pruner, losses
 from ojs_bridge.store import Filter, Store
 from tests.servers import eventually
@@ -212,12 +214,25 @@ def test_who_died_while_pruning_stands_in_nobodys_way(url: str) -> None:
     until = now + timedelta(minutes=10)
     held = reservation_at("prune", PERIOD, now)
     store.reservations.reserve(held, publication="", holder="dead", mark="its", now=now, until=until)
-    assert Pruner(store, Retention("P30D"), lambda: now, whole).prune_once_a_period() is None
+
+    def pruner(at: datetime) -> Pruner:
+        return Pruner(store, Retention("P30D"), lambda: at, lambda: at, whole)
+
+    assert pruner(now).prune_once_a_period() is None
     assert ids(store) == ["old"]
-    assert (
-        Pruner(store, Retention("P30D"), lambda: now + timedelta(minutes=5), whole).prune_once_a_period() == 1
-    )
+    assert pruner(now + timedelta(minutes=5)).prune_once_a_period() == 1
     assert ids(store) == []
+
+
+def test_a_clock_that_is_ahead_deletes_nothing(url: str) -> None:
+    """Letters go by their age at the store's time, if a worker's is later. So do records."""
+    bridge = Bridge(url, retention=Retention("P30D"))
+    store = fill(bridge, {"old": 40, "young": 20})
+    bridge.marks.add("v42")
+    ahead = replace(bridge.engine.context, clock=lambda: bridge.engine.now() + 1000 * DAY)
+    DeadLetters(ahead, Retention("P30D")).prune_once_a_period()
+    assert ids(store) == ["young"]
+    assert [mark.text for mark in bridge.marks.list()] == ["v42"]
 
 
 WRONG: dict[str, tuple[Callable[[], object], str]] = {

@@ -148,7 +148,7 @@ def test_many_are_moved(full: House, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_move_of_some_is_stopped_and_resumed(full: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ojs_bridge.operations.waiting.LOT", 1)
-    monkeypatch.setattr("ojs_bridge.operations.running.SAVED", 0)
+    monkeypatch.setattr("ojs_bridge.operations.runner.SAVED", 0)
     operations, at = full.bridge.operations, full.bridge.engine.now() + timedelta(days=2)
     begun = operations.begin("move", ids=["sched-3", "retry-0", "sched-1"], at=at)
     stopped = operations.run(begun, progress=lambda now: operations.stop(now.id))

@@ -27,7 +27,7 @@ class _Stopped(Exception):
     """The operation ends before its end."""
 
 
-class Running:
+class Runner:
     """One operation as this process carries it out; it writes its progress and looks for a stop."""
 
     def __init__(
