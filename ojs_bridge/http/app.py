@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import cache, partial
 from importlib import resources
 from pathlib import PurePath
@@ -22,8 +22,10 @@ from starlette.routing import Mount, Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..bridge import Bridge
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, StoreError
 from ..instrumentation.metrics import gauges_text
+from ..operations.retention import PERIOD
+from ..operations.undoing import empty_bin
 from . import shapes
 from .admin import ADMIN, FLEET, MANIFEST, Admin, Fleet
 from .answers import JSON_TYPES, Answer, Refusal, raise_refusal
@@ -178,7 +180,9 @@ def guarded(bridge: Bridge, access: Access) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        emptying = asyncio.create_task(_keep_emptying(bridge))
         yield
+        emptying.cancel()
         await run_in_threadpool(operations.close)
 
     app = Starlette(
@@ -194,6 +198,14 @@ def guarded(bridge: Bridge, access: Access) -> Starlette:
     )
     app.router.redirect_slashes = False
     return app
+
+
+async def _keep_emptying(bridge: Bridge) -> None:
+    """Empty the bin of deleted letters in its time: there may be no worker that does."""
+    while True:
+        with suppress(StoreError):
+            await run_in_threadpool(empty_bin, bridge.engine.context)
+        await asyncio.sleep(PERIOD.total_seconds())
 
 
 async def _metrics(bridge: Bridge, request: Request) -> Response:

@@ -228,7 +228,8 @@ class Audit:
     def bring_back(self, deletion: str) -> Undone:
         """Bring the letters of a deletion back, which is an operation, or the record of a single one."""
         with self.recording("dead_letter.undo", deletion=deletion) as entry:
-            undone = bring_back(self._context.store_for("dead letters").letters, deletion)
+            letters = self._context.store_for("dead letters").letters
+            undone = bring_back(letters, deletion, self._context.surely())
             entry.count = undone.restored
         return undone
 

@@ -320,7 +320,7 @@ class DeadLetters:
         return done
 
     def prune(self) -> int:
-        """Delete the letters that exceed the retention now, and return their number (DLQ-004).
+        """Delete the letters that exceed the retention now, and return their number; empty the bin (DLQ-004).
 
         Workers do so every five minutes. Raises OSError when the archive cannot be written.
         """

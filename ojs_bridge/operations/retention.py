@@ -131,6 +131,7 @@ class Pruner:
 
     def prune(self) -> int:
         """Prune now, by age first, and return the number of letters; raises StoreError, and OSError."""
+        self._store.letters.forget_bin(before=self._surely() - BIN_KEPT)
         pruned = sum(self._enforce(where, limits) for where, limits in self._retention.rules())
         self._tell()
         return pruned
@@ -144,7 +145,6 @@ class Pruner:
         for kind, kept in RECORDS.items():
             self._store.documents.forget(kind, before=now - kept)
         self._store.documents.forget_rates(now)
-        self._store.letters.forget_bin(before=now - BIN_KEPT)
         self._store.letters.forget_groups(before=now - GROUPS_KEPT)
         return self.prune()
 

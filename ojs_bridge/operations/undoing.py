@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from ..engine.context import Context
 from ..errors import NotUndoable
 from ..rules.job import format_time
 from ..store import BIN_KEPT, Letters
@@ -37,13 +38,19 @@ def undo_until(now: datetime) -> str:
     return format_time(now + BIN_KEPT)
 
 
-def bring_back(letters: Letters, deletion: str) -> Undone:
+def empty_bin(context: Context) -> None:
+    """Delete for good what was deleted more than an hour ago; raises StoreError."""
+    context.store_for("dead letters").letters.forget_bin(before=context.surely() - BIN_KEPT)
+
+
+def bring_back(letters: Letters, deletion: str, now: datetime) -> Undone:
     """Bring the letters of a deletion back; raises NotUndoable if its bin is empty, and StoreError.
 
-    What was broken off may be done again. Of a job that has gone on since, the letter stays in the bin.
+    A letter whose hour is over stays away, also if nobody has emptied the bin since. What was broken off may
+    be done again. Of a job that has gone on since, the letter stays in the bin.
     """
     back, stayed = set[str](), dict[str, str]()
-    for page in letters.binned(deletion):
+    for page in letters.binned(deletion, since=now - BIN_KEPT):
         there = letters.restore(deletion, page)
         back.update(there)
         for letter in page:

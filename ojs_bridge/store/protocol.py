@@ -312,8 +312,8 @@ class Letters(Protocol):
         In the same step they are written into a bin, if one is named.
         """
 
-    def binned(self, deletion: str) -> Iterator[Sequence[Letter]]:
-        """Yield the letters in the bin of a deletion, some hundred at a time."""
+    def binned(self, deletion: str, *, since: datetime) -> Iterator[Sequence[Letter]]:
+        """Yield the letters that went into the bin of a deletion since a time, some hundred at a time."""
 
     def restore(self, deletion: str, letters: Sequence[Letter]) -> Collection[str]:
         """Take letters out of a bin, back to the others; return the ids of those that are there now.

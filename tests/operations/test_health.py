@@ -28,7 +28,7 @@ from ojs_bridge.engine.context import Context
 from ojs_bridge.engine.runs import Backlog
 from ojs_bridge.instrumentation.metrics import gauges_text
 from ojs_bridge.messages import CREATED
-from ojs_bridge.operations import health
+from ojs_bridge.operations import health, retention
 from ojs_bridge.operations.health import Beat, Check
 from ojs_bridge.rules.job import format_time
 from tests.cli.running import run
@@ -119,7 +119,7 @@ def test_workers_of_long_ago(fleet: Lives, monkeypatch: pytest.MonkeyPatch) -> N
     assert bridge.health.check().checks["workers"].facts["seen"] == 3
     monkeypatch.setattr(health, "LATELY", timedelta(0))
     assert bridge.health.check().checks["workers"].status == "degraded"
-    monkeypatch.setattr(bridge.dead_letters, "_clock", lambda: bridge.engine.now() + health.KEPT)
+    monkeypatch.setitem(retention.RECORDS, health.KIND, timedelta(seconds=-1))
     bridge.dead_letters.prune_once_a_period()
     assert bridge.store is not None
     assert bridge.store.documents.list(health.KIND, limit=9, cursor=None).documents == ()

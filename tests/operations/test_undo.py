@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from multiprocessing import get_context
 
 import pytest
@@ -18,8 +18,10 @@ import pytest
 from ojs_bridge import Bridge, NotFound, NotUndoable, Undone
 from ojs_bridge.operations import audit, operation, retention
 from ojs_bridge.rules.decision import Complete
-from ojs_bridge.store import EVERYTHING, Document
+from ojs_bridge.store import EVERYTHING, Bin, Document
+from tests.cli.running import run
 from tests.conftest import store_url
+from tests.http.doors import served
 from tests.lives import FRAMEWORK, Outbox, bridge_with_outbox
 from tests.operations.test_bulk import Running, bury_many, left
 from tests.operations.test_operating import bury
@@ -49,8 +51,10 @@ def all_ids(bridge: Bridge) -> set[str]:
 
 
 def in_bin(bridge: Bridge, deletion: str) -> set[str]:
+    """What is there, also if its hour is over."""
     assert bridge.store is not None
-    return {letter.id for page in bridge.store.letters.binned(deletion) for letter in page}
+    since = datetime.fromtimestamp(0, timezone.utc)
+    return {letter.id for page in bridge.store.letters.binned(deletion, since=since) for letter in page}
 
 
 def test_a_deletion_is_undone_by_its_record_and_a_purge_by_its_operation(fleet: Lives) -> None:
@@ -122,6 +126,32 @@ def test_workers_empty_the_bin_after_an_hour(fleet: Lives, monkeypatch: pytest.M
         monkeypatch.setattr(retention, "BIN_KEPT", timedelta(seconds=-1))
         bridge.dead_letters._pruner()._prune_and_forget()
         assert in_bin(bridge, purged.id) == set()
+
+
+@pytest.mark.parametrize("way", ["no one", "prune", "serve"])
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_what_was_deleted_an_hour_ago_is_gone_though_no_worker_lives(
+    request: pytest.FixtureRequest, kind: str, way: str
+) -> None:
+    """An undo refuses it at once. The command that prunes, and a server, delete it for good."""
+    url = store_url(kind, request)
+    bridge, _ = bridge_with_outbox(url)
+    assert bridge.store is not None
+    now = bridge.engine.now()
+    for name, minutes in (("old", 61), ("young", 59)):
+        into = Bin("d", now - timedelta(minutes=minutes))
+        bridge.store.letters.prune([bury(bridge, name)], now=now, into=into)
+    if way == "prune":
+        words = ("dead-letters", "prune", "--max-age", "P180D", "--max-count", "100", "--yes")
+        assert run(*words, store=url).code == 0
+    elif way == "serve":
+        with served(url):
+            eventually(lambda: in_bin(bridge, "d") == {"young"}, what="a bin without what is old")
+    assert in_bin(bridge, "d") == ({"young"} if way != "no one" else {"young", "old"})
+    assert bridge.audit.bring_back("d") == Undone(1, 0)
+    assert ids_of(bridge) == ["young"]
+    with pytest.raises(NotUndoable, match="nothing of the deletion 'd' is in the bin: a bin keeps"):
+        bridge.audit.bring_back("d")
 
 
 @pytest.mark.parametrize("each", [1, 2])

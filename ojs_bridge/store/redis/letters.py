@@ -164,8 +164,8 @@ class RedisLetters:
         words: Sequence[Word] = (claim, _KEPT_MS, *map(index_id, letter_ids))
         return int(self._server.run("delete_letters", self._with(into), words))
 
-    def binned(self, deletion: str) -> Iterator[Sequence[Letter]]:
-        """Yield the letters of a bin; one that stands still may come twice."""
+    def binned(self, deletion: str, *, since: datetime) -> Iterator[Sequence[Letter]]:  # noqa: ARG002
+        """Yield the letters of a bin, which Redis deletes at its time; one may come twice."""
         cursor = b"0"
         while True:
             cursor, rows = self._server.ask("HSCAN", self._bin(deletion), cursor, "COUNT", _BINNED_AT_ONCE)

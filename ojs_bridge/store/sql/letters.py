@@ -190,16 +190,17 @@ class SQLLetters:
         with self._db.connection(durable=True) as connection:
             return put_in(connection, those, into)
 
-    def binned(self, deletion: str) -> Iterator[Sequence[Letter]]:
+    def binned(self, deletion: str, *, since: datetime) -> Iterator[Sequence[Letter]]:
         """Yield the letters of a bin, in the order of their ids."""
         last = ""
-        while rows := self._bin_page(deletion, last):
+        while rows := self._bin_page(deletion, since, last):
             yield [from_json(Letter, row.record) for row in rows]
             last = rows[-1].id
 
-    def _bin_page(self, deletion: str, last: str) -> Sequence[Any]:
+    def _bin_page(self, deletion: str, since: datetime, last: str) -> Sequence[Any]:
         ours = _b.namespace == self._db.namespace, _b.deletion == index_id(deletion)
-        query = sa.select(_b.id, _b.record).where(*ours, _b.id > last).order_by(_b.id).limit(BATCH)
+        new = _b.deleted_ms >= to_ms(since), _b.id > last
+        query = sa.select(_b.id, _b.record).where(*ours, *new).order_by(_b.id).limit(BATCH)
         with self._db.connection() as connection:
             return connection.execute(query).all()
 
