@@ -8,8 +8,8 @@ from typing import Annotated
 from typer import Argument, Option
 
 from ..operations.group import ErrorGroup
+from ..operations.groups import GroupOrder
 from ..rules.faults import State
-from ..store import Order
 from . import dead_letters
 from .commands import AsJson, command, show_entries
 from .finding import Place
@@ -32,7 +32,7 @@ def groups(
     *,
     place: Place,
     chosen: LetterChoice,
-    order: Annotated[Order, Option(help="The last seen first, or the largest.")] = "last",
+    order: Annotated[GroupOrder, Option(help="The last seen first, the largest, or the worst.")] = "last",
     muted: Annotated[bool, Option("--muted", help="List muted groups, too.")] = False,
     state: Annotated[State | None, Option(help="Only the groups of this state.")] = None,
     limit: Annotated[int, Option(help="The most groups to list, 1 to 200.")] = 20,

@@ -23,6 +23,7 @@ from typing_extensions import Self
 from .. import store
 from ..engine import runs
 from ..messages import OWN_META
+from ..operations.groups import GroupOrder
 from ..rules.faults import State
 from ..rules.job import parse_time
 from ..rules.notations import DURATION, parse_duration
@@ -229,9 +230,9 @@ class JobsQuery(Numbered):
 
 
 class GroupsQuery(Counted):
-    """A page of groups of dead letters, the last seen or the largest first."""
+    """A page of groups of dead letters: those last seen first, the largest, or the worst."""
 
-    order: store.Order = "last"
+    order: GroupOrder = "last"
     muted: Annotated[bool, Field(description="Whether muted groups are listed, too")] = False
     state: Annotated[str, Field(pattern=_STATES, description="With commas between several")] | None = None
     limit: Limit = 50

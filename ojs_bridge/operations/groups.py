@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from heapq import merge
 from itertools import islice, pairwise
-from typing import Any, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from typing_extensions import Unpack
 
@@ -22,6 +22,7 @@ from ..rules.faults import (
     Facts,
     Fault,
     State,
+    badness,
     fresh_since,
     per_minute,
     state_of,
@@ -48,6 +49,8 @@ from .group import ErrorGroup, Mute, Resolution
 from .letters import MAX_PAGE, every_page, only_id, shown, without_text
 
 T = TypeVar("T")
+#: The orders of groups: those of a store, and the worst first, as `badness` has it.
+GroupOrder: TypeAlias = Literal[Order, "worst"]
 #: A list: in the class of the groups this is a method's name.
 Found: TypeAlias = list
 
@@ -110,7 +113,7 @@ class Groups:
         self,
         where: Filter = EVERYTHING,
         *,
-        order: Order = "last",
+        order: GroupOrder = "last",
         state: State | Collection[State] | None = None,
         muted: bool = False,
         limit: int = 50,
@@ -118,8 +121,10 @@ class Groups:
         steps: int = 24,
         **fields: Unpack[Fields],
     ) -> tuple[ErrorGroup, ...]:
-        """Return the groups of the letters of a filter, those that were seen last, or the largest, first.
+        """Return the groups of the letters of a filter: those seen last, the largest, or the worst first.
 
+        The worst are those of which the most jobs die now, then those that are new or have come back, then
+        those that grow, then the largest.
         Errors whose jobs still retry, or have failed within the last hour, are among them without a letter.
         Muted groups are left out unless `muted`, or asked for by a `state`, or by several of them. For a
         state the thousand groups that were seen last are looked at. On SQL, `types` and `queues` are those of
@@ -130,13 +135,21 @@ class Groups:
         where, store = without_text(replace(where, **fields), "groups"), self._store
         known = self._known(store)
         but = () if muted or "muted" in states else known.mutes.keys()
-        asked = _Asked(where, order, but, times_of(store.letters, where, known.now, steps))
-        if not states:
-            return tuple(self._seen(group, asked, known) for group in self._page(asked, known, limit, offset))
+        times = times_of(store.letters, where, known.now, steps)
+        asked = _Asked(where, "count" if order == "worst" else order, but, times)
+        if not states and order != "worst":
+            return self._seen_page(asked, known, limit, offset)
         found = self._of_states(states, asked._replace(order="last"), known)
         if order == "count":
-            found.sort(key=lambda one: one.group.count or one.retrying, reverse=True)
-        return tuple(found[offset : offset + limit])
+            found.sort(key=_size, reverse=True)
+        if order == "worst":
+            found.sort(key=lambda one: badness(one.per_minute, one.state, _size(one)), reverse=True)
+        page = tuple(found[offset : offset + limit])
+        if states or len(page) == limit:
+            return page
+        # The others are as bad as they are large.
+        asked = asked._replace(but={*but, *(one.group.fingerprint for one in found)})
+        return page + self._seen_page(asked, known, limit - len(page), max(0, offset - len(found)))
 
     def get(self, group: str) -> ErrorGroup:
         """Return a group, muted or not; raises NotFound, and ValueError for a text that is no fingerprint."""
@@ -166,16 +179,18 @@ class Groups:
         return sorted(name for name in known if name.startswith(text))[:most]
 
     def _of_states(self, states: Collection[State], asked: _Asked, known: _Known) -> Found[ErrorGroup]:
-        """Return the groups of some states, the last seen one first."""
+        """Return the groups of some states, the last seen first; without a state those that live or die."""
         found: Found[ErrorGroup] = []
         for offset in range(0, WALKED, MOST):
-            page = self._page(asked, known, MOST, offset)
-            seen = [self._seen(group, asked, known) for group in page]
-            found += [one for one in seen if one.state in states]
-            is_old = bool(page) and page[-1].last_at < known.fresh
+            page = self._seen_page(asked, known, MOST, offset)
+            found += [one for one in page if one.state in (states or LIVE) or (one.per_minute and not states)]
+            is_old = bool(page) and page[-1].group.last_at < known.fresh
             if len(page) < MOST or (is_old and {*states} <= {*LIVE}):
                 break
         return found
+
+    def _seen_page(self, asked: _Asked, known: _Known, limit: int, offset: int) -> tuple[ErrorGroup, ...]:
+        return tuple(self._seen(group, asked, known) for group in self._page(asked, known, limit, offset))
 
     def _page(self, asked: _Asked, known: _Known, limit: int, offset: int) -> Sequence[Group]:
         """Return a page of groups with letters, and of those without any in their places among them."""
@@ -228,6 +243,10 @@ class Groups:
             self._died_again(name, resolution.at, fault) if resolution else None,
         )
         state, since = state_of(facts, now, known.fresh)
+        rate, lately = per_minute(deaths, now), now - timedelta(minutes=1)
+        if group.count and group.last_at > lately:
+            # Workers count deaths some seconds later.
+            rate = max(rate, self._store.letters.count(Filter(group=name, since=lately)))
         sample = group.sample and shown(group.sample, self._context.redactor)
         return ErrorGroup(
             replace(group, sample=sample),
@@ -239,7 +258,7 @@ class Groups:
             resolution if state in ("resolved", "came_back") else None,
             fault,
             fault.retrying(now) if fault else 0,
-            per_minute(deaths, now),
+            rate,
         )
 
     def _died_again(self, group: str, at: datetime, fault: Fault | None) -> datetime | None:
@@ -348,13 +367,17 @@ class Groups:
         return self._context.store_for("groups")
 
 
-def _check(*, order: Order, **numbers: int) -> None:
-    if order not in get_args(Order):
-        raise ValueError(f"order: {order!r} must be one of {', '.join(get_args(Order))}")
+def _check(*, order: GroupOrder, **numbers: int) -> None:
+    if order not in get_args(GroupOrder):
+        raise ValueError(f"order: {order!r} must be one of {', '.join(get_args(GroupOrder))}")
     for name, value in numbers.items():
         least, most = (0, MOST_SKIPPED) if name == "offset" else (1, MOST)
         if not (isinstance(value, int) and least <= value <= most):
             raise ValueError(f"{name}: {value!r} must be between {least} and {most}")
+
+
+def _size(one: ErrorGroup) -> int:
+    return one.group.count or one.retrying
 
 
 def _states(state: State | Collection[State] | None) -> Collection[State]:

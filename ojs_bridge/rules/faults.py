@@ -120,6 +120,16 @@ def per_minute(deaths: tuple[int, ...], now: datetime) -> float:
     return round(sum(deaths[-2:]) / (1 + now.timestamp() % 60 / 60), 2)
 
 
+def badness(rate: float, state: State, size: int) -> tuple[int, ...]:
+    """Return how bad a group is: the deaths a minute now, then its state, then its size.
+
+    Rates are told apart by their powers of two, and those below one not at all: rows that are about equally
+    bad stay where they are.
+    """
+    power = max(0, math.frexp(rate)[1]) if rate else -1
+    return power, {"new": 2, "came_back": 2, "growing": 1}.get(state, 0), size
+
+
 def grows(deaths: tuple[int, ...]) -> bool:
     """Return whether the deaths of the last minutes are clearly more than those of the minutes before.
 

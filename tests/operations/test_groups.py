@@ -178,6 +178,28 @@ def test_a_group_is_new_for_an_hour_or_since_a_deploy(bridge: Bridge) -> None:
     assert [each.state for each in bridge.groups.list()] == ["new", *["steady"] * 5]
 
 
+def test_the_worst_come_first(bridge: Bridge) -> None:
+    """What dies now, then what is new, then what is large; page by page, and none twice or left out."""
+    now, store = bridge.engine.now(), store_of(bridge)
+
+    def die(type_: str, count: int, ago: float) -> None:
+        for n in range(count):
+            at = now - timedelta(seconds=ago)
+            store.letters.bury(replace(died(f"{type_}-{n}", 0, type=type_), discarded_at=at))
+
+    die("new", 1, 600)
+    die("dies.some", 5, 20)
+    die("dies.many", 40, 30)
+    die("large", 30, 90_000)
+    groups = bridge.groups
+    whole = [one.group.types[0] for one in groups.list(order="worst")]
+    assert whole == ["dies.many", "dies.some", "new", "large", "billing.charge", "t.a", "billing.charge"]
+    assert [one.per_minute for one in groups.list(order="worst", limit=3)] == [40, 5, 0]
+    pages = (names(groups.list(order="worst", limit=2, offset=offset)) for offset in range(0, 8, 2))
+    assert [name for page in pages for name in page] == names(groups.list(order="worst"))
+    assert [one.group.types[0] for one in groups.list(order="worst", state=LIVE)] == whole[:3]
+
+
 def test_what_another_version_has_said_of_a_group_is_not_in_the_way(bridge: Bridge) -> None:
     """Only what can be read counts."""
     for kind, body in (("mute", {"muted": {"by": "x"}}), ("mute", {}), ("resolved", {"resolved": [1]})):

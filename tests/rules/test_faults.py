@@ -16,6 +16,7 @@ from ojs_bridge.rules.faults import (
     Facts,
     Fault,
     State,
+    badness,
     due_at,
     fresh_since,
     grows,
@@ -115,6 +116,24 @@ def test_what_grows(deaths: tuple[int, ...], is_growing: bool) -> None:
 @given(st.lists(st.integers(0, 50), min_size=61, max_size=61), st.integers(1, 50))
 def test_more_deaths_never_end_a_growth(deaths: list[int], more: int) -> None:
     assert not grows(tuple(deaths)) or grows((*deaths[:-1], deaths[-1] + more))
+
+
+def test_how_bad_a_group_is() -> None:
+    """About the same rate is the same, so that rows stay where they are."""
+    worst = [
+        badness(40, "steady", 1),
+        badness(20, "new", 5),
+        badness(24, "growing", 9),
+        badness(17, "steady", 90),
+        badness(0.5, "muted", 1),
+        badness(0, "came_back", 3),
+        badness(0, "new", 2),
+        badness(0, "growing", 9),
+        badness(0, "steady", 10),
+        badness(0, "resolved", 9),
+    ]
+    assert worst == sorted(worst, reverse=True)
+    assert badness(0.1, "new", 1) == badness(0.9, "new", 1)
 
 
 def test_the_deaths_a_minute_of_now() -> None:

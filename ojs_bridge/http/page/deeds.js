@@ -28,19 +28,21 @@ export const doneOf = (action, count) => `${DEEDS[action].done} ${what(DEEDS[act
 
 // Does something with some rows, or with all of a filter, after telling what they are. What comes after the question
 // is not among them.
-export async function act(action, { rows, filter }, { quote, firstAt, all = "" } = {}) {
+export async function act(action, { rows, filter }, { quote, firstAt, queues, all = "" } = {}) {
   const found = rows ? countOf(rows) : await preview(action, filter), { matched, by_type: types } = found;
   if (!matched) return told("Nothing matches any more, so nothing was begun");
   const { verb, what: words, after = "", no, isDanger, note } = DEEDS[action];
   const choice = rows ? { ids: rows.map(({ id }) => id) } : { filter: found.filter };
-  const lines = [types && typesOf(types), filter && (filtersOf(filter) || all), note, keepFirst(action, found.filter)];
+  const isOne = types && Object.keys(types).length === 1 && quote?.type === Object.keys(types)[0];
+  const known = [types && !isOne && typesOf(types), filter && (filtersOf(filter) || all)];
+  const lines = [known.filter(Boolean).join("\n"), note, keepFirst(action, found.filter)];
   const deed = `${verb} ${what(words, matched)}${after}`;
   const question = { title: deed, yes: deed, no: no(matched), isDanger, lines, quote: quote || quoteOf(rows) };
   const work = (body) => begin({ action, ...choice, ...body });
   if (action === "move") return ask({ ...question, fields: AT, values: { at: inAnHour() }, work: (values) =>
     work(typed(values, AT)) });
   if (action !== "retry" || matched === 1) return ask({ ...question, work: (values) => work(typed(values)) });
-  const sending = await Sending({ matched, choice, deed, firstAt, canProbe: !rows });
+  const sending = await Sending({ matched, choice, deed, firstAt, queues, canProbe: !rows });
   return ask({ ...question, ...sending, work: (values) => work({ ...sent(values, matched), ...typed(values) }) });
 }
 

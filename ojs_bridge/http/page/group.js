@@ -7,12 +7,15 @@ import { names } from "./operations.js";
 import { shown } from "./rows.js";
 import { useKeys } from "./keys.js";
 import {
-  addressOf, Bars, call, count, cut, go, guarded, html, may, Menu, pathOf, Sign, span, stamp, trouble,
-  useDesk, useEffect,
-  useLive, useState, useTitle, when, Window, windowFor, windowOf, withoutWindow,
+  addressOf, Bars, call, count, cut, go, guarded, html, may, Menu, pathOf, rate, Sign, span, stamp, timeOf, trouble,
+  useDesk, useEffect, useLive, useState, usually, useTitle, when, Window, windowFor, windowOf, withoutWindow,
 } from "./ui.js";
 
 const KIND = "dead-letter", SHOWN = 8, VALUES = 5, SAME = 4;
+// An argument that is the same in nearly all of many letters is a fact, too.
+const NEARLY = 0.9, MANY = 10;
+// So many seconds after a mark it may be the cause.
+const CAUSE = 3600;
 
 // All that is told of a group, asked at once. Other groups of the list are its neighbours.
 async function load(id, filters) {
@@ -30,6 +33,7 @@ async function load(id, filters) {
 
 export function Group({ id, filters }) {
   useDesk();
+  const values = useArguments(id, filters);
   const { data, error, reload } = useLive(() => load(id, filters), [id, JSON.stringify(filters)]);
   const known = data?.id === id ? data : null, group = known?.group;
   const step = (by) => () => {
@@ -49,14 +53,14 @@ export function Group({ id, filters }) {
       <button type="button" onClick=${() => go("groups", { ...filters, within: "all", since: "", until: "" },
         id)}>Show all of time</button></p>`;
   }
-  return html`${crumb}<${Title} ...${{ group, filters, reload }} />
-    <div class="desk"><div class="col"><${Numbers} ...${group} />
+  return html`${crumb}<${Title} ...${{ group, filters, reload, values }} />
+    <div class="desk"><div class="col"><${Numbers} ...${{ group, filters, marks: known.marks }} />
       <${Deaths} timeline=${known.timeline} marks=${known.marks} view="groups" id=${id} filters=${filters}
         onBar=${(since, until) => go("letters", { group: id, since, until })} />
       ${known.newest && html`<${Newest} letter=${known.newest} />`}
       <${Letters} ...${{ group, jobs: known.jobs, filters }} /></div>
-    <div class="col"><${Hurt} id=${id} filters=${filters} /><${Happened} group=${group} marks=${known.marks} /></div>
-      </div>`;
+      <div class="col">${values && html`<${Hurt} known=${values} />`}
+        <${Happened} group=${group} marks=${known.marks} /></div></div>`;
 }
 
 // The deaths over time: a drag zooms, and a bar leads to its letters.
@@ -68,13 +72,14 @@ export function Deaths({ timeline: { since, step_seconds: step, counts }, marks 
     marks=${marks.map(({ at, text }) => ({ time: at, text }))} ...${{ since, step, height, onBar }} onZoom=${zoom} />`;
 }
 
-function Title({ group, filters, reload }) {
+function Title({ group, filters, reload, values }) {
   const { types, queues, frame, error_type: type, count: letters, state_since: since } = group, [one] = types;
   return html`<div class="title"><div>
     <${State} ...${group} />${since && html`<span class="q s"> since ${when(since, false)}</span>`}</div>
-    <h1>${cut(nameOf(group), 500)}</h1>
+    <h1>${cut(nameOf(group), 300)}</h1>
     <p class="facts"><span><b>${types.join(", ")}</b></span><span>queue ${queues.join(", ")}</span><span>${type}
       </span>${frame && html`<code>${frame}</code>`}</p>
+    ${letters > 1 && html`<${Fact} known=${values} />`}
     <div class="do">
       ${may("replay") && letters > 0 && html`<button type="button" class="first" onClick=${() =>
         guarded(() => replay(group, filters))}>Probe replay… <kbd>p</kbd></button>`}
@@ -85,16 +90,27 @@ function Title({ group, filters, reload }) {
       <${Menu} label="this group" items=${() => deedsOf(group, filters, reload)} /></div></div>`;
 }
 
-function Numbers({ count: letters, per_minute: rate = 0, retrying = 0, first_at: first, last_at: last, ...group }) {
+function Numbers({ group, filters, marks }) {
+  const { count: letters, per_minute: deadly = 0, usual_per_minute: usual, retrying = 0, first_at: first } = group;
   const bad = isBad(group) ? "died" : "";
   const told = [
-    ["letters in this time", letters && bad, count(letters), `the last ${when(last)}`],
-    ["die a minute", rate && bad, rate.toLocaleString("en", { maximumFractionDigits: 1 }), ""],
+    [`letters, ${timeOf(filters)}`, letters && bad, count(letters), letters ? `the last ${when(group.last_at)}` : ""],
+    ["die a minute", deadly && bad, rate(deadly), usually(usual)],
     ["retry now", retrying && "retried", count(retrying), ""],
-    ["first death", "", when(first, false), ""],
+    [`first ${wordFor(group)}`, "", when(first, false), afterMark(first, marks)],
   ];
   return html`<dl class="stats">${told.map(([name, tone, value, note]) => html`<div><dt>${name}</dt>
     <dd class=${tone || (value === "0" ? "zero" : "")}>${value}<small>${note}</small></dd></div>`)}</dl>`;
+}
+
+// Without a letter a group has failures, and no death that is known.
+const wordFor = (group) => (group.count ? "death" : "failure");
+
+// How long after the mark before it something began, where that is near enough to be the cause.
+function afterMark(time, marks) {
+  const after = marks.map(({ at, text }) => [(Date.parse(time) - Date.parse(at)) / 1000, text])
+    .filter(([seconds]) => seconds >= 0 && seconds < CAUSE).sort(([a], [b]) => a - b);
+  return after.length > 0 && `${span(after[0][0])} after ${cut(after[0][1], 40)}`;
 }
 
 function Newest({ letter }) {
@@ -124,32 +140,45 @@ export function argumentsOf({ args, kwargs, parameters = [], note }) {
     `${name ? `${name} ` : ""}${JSON.stringify(value)}`).join("  ");
 }
 
-// Which customers, in which country: an argument that is the same in all explains the most.
-// They are counted once, and not at each turn: it takes ten thousand letters.
-function Hurt({ id, filters }) {
-  const [{ arguments: all = [], counted = 0, of = 0 }, setAll] = useState({});
+// Which customers, in which country. It is counted once, and not at each turn: it takes ten thousand letters.
+function useArguments(id, filters) {
+  const [known, setKnown] = useState(null);
   useEffect(() => {
     const query = { ...windowOf(filters), group: id };
-    call("GET", `${KIND}/by-argument`, { query }).then(setAll).catch(trouble);
+    call("GET", `${KIND}/by-argument`, { query }).then(setKnown).catch(trouble);
   }, [id, JSON.stringify(filters)]);
-  const same = all.filter((one) => one.one_value && counted > 1), others = all.filter((one) => !one.one_value);
-  const [name, setName] = useState(""), shown = others.find((one) => one.name === name) || others[0];
-  if (!all.length) return null;
-  const put = ({ target }) => setName(target.value), more = shown ? shown.values.slice(VALUES) : [];
-  const by = others.length > 1 ? html`<label class="s q">by${" "}<select aria-label="Argument" value=${shown.name}
-      onChange=${put}>${others.map((one) => html`<option value=${one.name}>${one.name}</option>`)}</select></label>`
-    : shown && html`<span class="s q">by ${shown.name}</span>`;
-  const facts = same.slice(0, SAME).map((one, n) =>
-    html`${n > 0 && " and "}<code>${one.name} = ${cut(told(one.values[0].value), 80)}</code>`);
-  return html`<section aria-label="Whom it hurts"><header><h2>Whom it hurts</h2>${by}</header>
-    ${same.length > 0 && html`<p class="note s"><b>All ${count(counted)} have ${facts}.</b></p>`}
+  return known;
+}
+
+// An argument that is the same in all, or in nearly all, explains the most. Its line is there before it is known.
+function Fact({ known }) {
+  if (!known) return html`<p class="fact q">Counts their arguments…</p>`;
+  const { arguments: all, counted, of } = known, same = all.filter((one) => one.one_value).slice(0, SAME);
+  const most = all.find(({ values: [{ count: n }] }) => counted >= MANY && n >= NEARLY * counted);
+  const facts = (same.length ? same : most ? [most] : []).map(({ name, values: [{ value }] }, n) => html`${n > 0 &&
+    " and "}<code>${name} = ${cut(told(value), 80)}</code>`);
+  if (!facts.length) return all.length > 0 && html`<p class="fact q">No argument is the same in all.</p>`;
+  const which = counted < of ? `of the newest ${count(counted)}` : count(counted);
+  return html`<p class="fact">${same.length ? `All ${which}` : `${count(most.values[0].count)} of ${which}`} have${" "}
+    ${facts}.</p>`;
+}
+
+function Hurt({ known }) {
+  const [name, setName] = useState(""), { arguments: all, counted, of } = known;
+  const others = all.filter((one) => !one.one_value), shown = others.find((one) => one.name === name) || others[0];
+  if (!shown) return null;
+  const put = ({ target }) => setName(target.value);
+  return html`<section aria-label="Whom it hurts"><header><h2>Whom it hurts</h2>${others.length > 1
+    ? html`<label class="s q">by${" "}<select aria-label="Argument" value=${shown.name} onChange=${put}>
+        ${others.map((one) => html`<option value=${one.name}>${one.name}</option>`)}</select></label>`
+    : html`<span class="s q">by ${shown.name}</span>`}</header>
     ${counted < of && html`<p class="q s">Counted: the newest ${count(counted)} of ${count(of)}.</p>`}
-    <ol>${shown?.values.slice(0, VALUES).map(({ value, count: n }) => html`<li class="share" key=${told(value)}>
+    <ol>${shown.values.slice(0, VALUES).map(({ value, count: n }) => html`<li class="share" key=${told(value)}>
       <code class="one" title=${told(value)}>${cut(told(value), 80)}</code>
       <svg class="meter" height="8" aria-hidden="true"><rect class="t" width="100%" height="8" rx="2" />
-        <rect class="f-died" width="${(100 * n) / counted}%" height="8" rx="2" /></svg>
+        <rect class="f-ink" width="${(100 * n) / counted}%" height="8" rx="2" /></svg>
       <span class="num">${count(n)}</span></li>`)}
-      ${more.length > 0 && html`<li class="share s q">and other values</li>`}</ol></section>`;
+      ${shown.values.length > VALUES && html`<li class="share s q">and other values</li>`}</ol></section>`;
 }
 
 const told = (value) => (typeof value === "string" ? value : JSON.stringify(value));
@@ -157,10 +186,11 @@ const told = (value) => (typeof value === "string" ? value : JSON.stringify(valu
 // What explains it: marks, the first death, and who mended or muted it.
 function Happened({ group, marks }) {
   const { first_at: first, last_at: last, resolved, muted } = group, begin = Date.parse(first) - 86_400_000;
+  const word = wordFor(group), tone = word === "death" ? "died" : "retried";
   const all = [
     ...marks.filter(({ at }) => Date.parse(at) > begin).map(({ at, text, by }) => [at, "mark",
       `Mark ${text}${by ? ` by ${by}` : ""}`]),
-    [first, "died", "First death"], ...(last === first ? [] : [[last, "died", "Last death"]]),
+    [first, tone, `First ${word}`], ...(last === first ? [] : [[last, tone, `Last ${word}`]]),
     ...(resolved ? [[resolved.at, "succeeded",
       `Resolved${resolved.mark ? ` in ${resolved.mark}` : ""} by ${resolved.by}`]] : []),
     ...(muted ? [[muted.at, "muted", `Muted by ${muted.by} until ${stamp(muted.until)}`]] : []),

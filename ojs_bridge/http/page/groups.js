@@ -7,14 +7,14 @@ import { useKeys } from "./keys.js";
 import { names } from "./operations.js";
 import { Bar, Choice, Filters, Pick, queryOf, Rows, Tabs, useList } from "./rows.js";
 import {
-  addressOf, Badge, call, count, cut, go, guarded, html, many, may, Menu, pathOf, Spark, stamp, TIMES, told,
-  useDesk, useTitle, when, Window, windowFor, windowOf,
+  addressOf, Badge, call, count, cut, go, guarded, html, many, may, Menu, pathOf, rate, Spark, stamp, timeOf,
+  timeOrDay, TIMES, told, useDesk, usually, useTitle, when, Window, windowFor, windowOf,
 } from "./ui.js";
 
 const KIND = "dead-letter/groups";
 const STATES = { "": "All", "new,came_back,growing": "Live", resolved: "Mended", muted: "Muted" };
 const ALONE = ["new", "came_back", "growing", "steady"];
-const ORDERS = { "": "Last seen first", count: "Most letters first" };
+const ORDERS = { "": "Worst first", last: "Last seen first", count: "Most letters first" };
 const SEARCH = { name: "error_type", label: "Error type, or prefix.*" };
 const FIELDS = [{ name: "type", label: "Job type, or prefix.*" }, { name: "queue", label: "Queue" }];
 
@@ -34,13 +34,16 @@ export function State({ state, resolved, muted }) {
 }
 
 export const isBad = ({ state }) => state === "new" || state === "came_back";
-// What a group is called: its error's words, with the type where they alone say little, as 'vat_id' does.
+// What a group is called: the first line of its error, with the type where that says little, as 'vat_id' does.
 export const nameOf = ({ pattern, error_type: type }) => worded(type, pattern);
-export const worded = (type, message) => (!message ? type : message.includes(" ") ? message : `${type}: ${message}`);
+export function worded(type, message) {
+  const [line] = message.trim().split("\n", 1);
+  return !line ? type : line.includes(" ") ? line : `${type}: ${line}`;
+}
 export const quoteOf = ({ message, error_type: type, frame, types }) => ({ message: worded(type, message),
   type: types.join(", "), where: frame });
 const whereOf = ({ fingerprint }, filters) => ({ ...windowOf(filters), group: fingerprint });
-const wordsFor = (group) => ({ quote: quoteOf(group), firstAt: group.first_at });
+const wordsFor = (group) => ({ quote: quoteOf(group), firstAt: group.first_at, queues: group.queues });
 
 export const replay = (group, filters) => act("retry", { filter: whereOf(group, filters) }, wordsFor(group));
 export const remove = (group, filters) => act("purge", { filter: whereOf(group, filters) }, wordsFor(group));
@@ -116,20 +119,18 @@ function Groups({ filters }) {
   useKeys({ p: key("replay", replay), r: key("replay", replay), d: key("delete", remove) });
   return html`<div class="top"><h1 class="h">Groups</h1><span class="q">${counted(rows)}</span></div>
     <${Filters} ...${{ view: "groups", filters, fields: FIELDS, search: SEARCH }}>
-      <${Choice} view="groups" filters=${filters} name="order" label="Order" options=${ORDERS} />
-      <${Window} view="groups" filters=${filters} /></${Filters}>
-    <${Tabs} view="groups" filters=${filters} name="state" label="Which groups" options=${STATES} />
-    <${Rows} list=${list} draw=${draw} may=${may("write")} className="groups wide" headClass="ghead wide" head=${HEAD}
-      id="groups" aria-label="Groups"
+      <${Tabs} view="groups" filters=${filters} name="state" label="Which groups" options=${STATES} />
+      <${Window} view="groups" filters=${filters} />
+      <${Choice} view="groups" filters=${filters} name="order" label="Order" options=${ORDERS} /></${Filters}>
+    <${Rows} list=${list} draw=${draw} may=${may("write")} className="groups wide" headClass="ghead wide"
+      head=${headFor(filters)} id="groups" aria-label="Groups"
       words=${nothing(filters)} showAll=${filters.within !== "all" && all} />
     <${Bar} list=${list} what="groups">
       ${may("write") && html`<button type="button" class="first" onClick=${over(resolve)}>Resolve in a mark…</button>
         <button type="button" onClick=${over(mute)}>Mute…</button>`}</${Bar}>`;
 }
 
-function query({ state, ...filters }) {
-  return { ...queryOf(filters), ...(state && { state }), ...(state === "muted" && { muted: "true" }) };
-}
+const query = ({ order = "worst", ...filters }) => ({ ...queryOf(filters), order });
 
 const ORDER = ["new", "came_back", "growing", "steady", "resolved", "muted"];
 const SAID = { came_back: "came back", growing: "grows", resolved: "mended" };
@@ -139,16 +140,16 @@ const counted = (rows) => ORDER.map((state) => [state, rows.filter((group) => gr
 const nothing = ({ within, since, order, ...narrow }) => (Object.keys(narrow).length ? "No group matches these filters."
   : within === "all" ? "There is no group: nothing has died, and nothing retries." : "No job has died in this time.");
 
-const HEAD = html`<span></span><span></span><span class="xl">where</span><span class="lo">in this time</span>
-  <span class="num">letters</span>
-  <span class="num lo">a minute</span><span class="num lo">retry now</span><span class="num lo">last</span><span>
-    </span>`;
+const headFor = (filters) => html`<span></span><span></span><span class="xl">where</span>
+  <span class="lo">${timeOf(filters)}</span><span class="num">letters</span><span class="num lo">a minute</span>
+  <span class="num lo">retry now</span><span class="num lo">last</span><span></span>`;
 
 function Line({ group, isChosen, mayWrite, list, filters }) {
   const { fingerprint, message, error_type: type, frame, types, deaths, first_at: first, last_at: last, retrying = 0,
-    per_minute: rate = 0 } = group;
-  const name = nameOf(group), example = worded(type, message) === name && frame ? `at ${frame}` : worded(type,
-    message), bad = isBad(group) ? "died" : "", href = addressOf("groups", windowFor("groups", filters), fingerprint);
+    per_minute: deadly = 0, usual_per_minute: usual } = group;
+  const name = nameOf(group), href = addressOf("groups", windowFor("groups", filters), fingerprint);
+  const example = worded(type, message) === name && !message.includes("\n") && frame ? `at ${frame}` : message;
+  const bad = isBad(group) ? "died" : "";
   return html`<li data-row data-id=${fingerprint}>
     ${mayWrite ? html`<${Pick} ...${{ row: group, isChosen, list, label: cut(name, 80) }} />` : html`<span />`}
     <div class="kind"><${State} ...${group} /><span class="q s one" title=${types.join(", ")}>${types.join(", ")}
@@ -158,11 +159,13 @@ function Line({ group, isChosen, mayWrite, list, filters }) {
     <div class="xl s q one"><code>${frame}</code><small>${type}</small></div>
     <div class="lo"><${Spark} counts=${deaths.counts} colour=${bad ? "died" : "died-2"} label=${label(deaths,
       retrying)} /></div>
-    <div class="num main-n"><span class="big ${group.count ? bad : "zero"}">${count(group.count)}</span></div>
-    <div class="num lo"><span class="big ${rate ? bad : "zero"}">${rate ? rate.toLocaleString("en",
-      { maximumFractionDigits: 1 }) : 0}</span></div>
+    <div class="num main-n"><span class="big ${group.count ? bad : "zero"}">${count(group.count)}</span>
+      <small class="m-only">${deadly ? `${rate(deadly)} a minute` : retrying ? `${count(retrying)} retry` : ""}</small>
+        </div>
+    <div class="num lo"><span class="big ${deadly ? bad : "zero"}">${rate(deadly)}</span>
+      <small>${usually(usual)}</small></div>
     <div class="num lo"><span class="big ${retrying ? "retried" : "zero"}">${count(retrying)}</span></div>
-    <div class="num lo q s" title=${stamp(last)}>${when(last)}<small title=${stamp(first)}>first ${when(first, false)}
+    <div class="num lo q s" title=${stamp(last)}>${when(last)}<small title=${stamp(first)}>first ${timeOrDay(first)}
       </small></div>
     <${Menu} label=${cut(name, 80)} items=${() => [{ text: "Open", href }, ...deedsOf(group, filters, list.reload)]} />
   </li>`;

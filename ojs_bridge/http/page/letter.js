@@ -11,7 +11,7 @@ import {
 } from "./ui.js";
 
 // The most characters of a value that are shown at once.
-const LONG = 5_000, TITLE = 500;
+const LONG = 5_000, TITLE = 300;
 // Frames of libraries and of the interpreter.
 const THEIRS = /\/(site|dist)-packages\/|\/lib\/python\d|^<frozen |^\s*File "<frozen /;
 const KINDS = { retryable: "Retry", scheduled: "Scheduled", pending: "Held" };
@@ -43,7 +43,7 @@ export function Waiter({ id }) {
 function Opened({ id, path, view }) {
   useDesk();
   const kept = useRef(null), { data, error } = useLive(() => look(kept, pathOf(path, id)), [id]);
-  const { job, gone: why } = data || {}, isGone = Boolean(why);
+  const { job, mark, gone: why } = data || {}, isGone = Boolean(why);
   const near = shown[view] || [], at = near.indexOf(id);
   const step = (by) => () => at >= 0 && near[at + by] && go(view, read().filters, near[at + by], true);
   useTitle(job && cut(worded(lastOf(job).type, lastOf(job).message) || job.type, 80), view === "letters" ?
@@ -59,21 +59,22 @@ function Opened({ id, path, view }) {
   const gone = isGone &&
     html`<p class="note" role="alert">${why}: it was replayed, deleted, or has run meanwhile.</p>`;
   if (!job) return error ? null : html`${crumb()}${gone || html`<p class="end q">Loading…</p>`}`;
-  return html`${gone}<${view === "letters" ? Dead : Waits} ...${{ job, crumb, isGone }} />`;
+  return html`${gone}<${view === "letters" ? Dead : Waits} ...${{ job, mark, crumb, isGone }} />`;
 }
 
 // One that has gone stays to be read as it was seen last.
 async function look(kept, path) {
   try {
-    kept.current = await call("GET", path);
-    return { job: kept.current };
+    const [job, { marks }] = await Promise.all([call("GET", path), call("GET", "marks", { query: { limit: 1 } })]);
+    kept.current = job;
+    return { job, mark: marks[0] };
   } catch (error) {
     if (error.status !== 404) throw error;
     return { job: kept.current, gone: error.message };
   }
 }
 
-function Dead({ job, crumb, isGone }) {
+function Dead({ job, mark, crumb, isGone }) {
   const { errors, metadata } = job, last = lastOf(job), row = brief(job);
   const replay = () => guarded(() => act("retry", { rows: [row] }));
   const remove = () => guarded(() => act("purge", { rows: [row] }));
@@ -93,7 +94,8 @@ function Dead({ job, crumb, isGone }) {
           { text: "Copy id", act: () => copied(job.id, "the id") }, { text: "Copy as JSON", act: () =>
             copied(json(job), "the letter") },
           mayDelete && { text: "Delete letter…", danger: true, act: remove }].filter(Boolean)} />
-        <span class="s q">${cut(metadata.reason, TITLE)}</span></div></div>
+        ${mayReplay && mark && mark.at < job.discarded_at && html`<span class="s q">
+          The same code would run again: no mark since it died.</span>`}</div></div>
     <div class="desk"><div class="col"><section aria-label="Error"><header><h2>Error</h2><span class="s q">${last.type}
       </span></header><${Failure} error=${last} /></section>
       <${Life} job=${job} /></div>
@@ -146,7 +148,8 @@ export function Long({ text, className = "" }) {
 export function Failure({ error, job, args, withMessage }) {
   const frames = [error.backtrace ?? []].flat(), own = frames.filter((line) => !THEIRS.test(line)),
     theirs = frames.filter((line) => THEIRS.test(line));
-  const message = String(error.message ?? ""), isLong = message.length > TITLE || withMessage || args;
+  const message = String(error.message ?? "");
+  const isLong = message.length > TITLE || message.trim().includes("\n") || withMessage || args;
   return html`<div class="example">
     ${isLong && html`<${Long} className="err" text=${args || withMessage ? `${error.type}: ${message}` : message} />`}
     ${own.length > 0 && html`<${Long} className="here" text=${own.join("\n")} />`}
@@ -174,30 +177,30 @@ export function Arguments({ job }) {
 
 // Each attempt that failed, with what was between them; the newest is the last.
 function Life({ job }) {
-  const { errors, metadata: { created_at: sent, parked_at: parked }, max_attempts: most, state } = job;
+  const { errors, metadata: { created_at: sent, parked_at: parked, reason }, max_attempts: most, state } = job;
+  const end = reason ? `${cut(reason, TITLE)}: it died` : "it died";
   return html`<section aria-label="Its life"><header><h2>Its life</h2><span class="s q">${many(errors.length,
     "failed attempt")}, ${most} at most</span></header>
     <ol class="life">
       ${sent && html`<li><span class="dot q"><${Sign} name="sent" /></span><div><b>Sent</b></div>
         <time class="q nw" title=${stamp(sent)}>${when(sent)}</time></li>`}
       ${errors.map((error, n) => html`<${Attempt} key=${n} error=${error} next=${errors[n + 1]} last=${lastOf(job)}
-        isEnd=${n === errors.length - 1 && state === "discarded"} />`)}
+        end=${n === errors.length - 1 && state === "discarded" && end} />`)}
       ${parked && html`<li><span class="dot q"><${Sign} name="scheduled" /></span><div><b>Parked</b>
         <p class="wait">due ${stamp(dueOf(job))}</p></div><time class="q nw" title=${stamp(parked)}>${when(parked)}
         </time></li>`}
     </ol></section>`;
 }
 
-function Attempt({ error, next, last, isEnd }) {
+function Attempt({ error, next, last, end }) {
   const at = error.occurred_at, wait = at && next?.occurred_at &&
-    (Date.parse(next.occurred_at) - Date.parse(at)) / 1000, tone = isEnd ? "died" : "retried";
+    (Date.parse(next.occurred_at) - Date.parse(at)) / 1000, tone = end ? "died" : "retried";
   const isSame = error === last || JSON.stringify(textOf(error)) === JSON.stringify(textOf(last));
   return html`<li><span class="dot ${tone}"><${Sign} name=${tone} /></span>
     <div><b>${error.replay ? `Replay ${error.replay}, attempt` : "Attempt"} ${error.attempt} failed</b>
-      <p class="wait">${isEnd ? "no attempt was left, or none was wanted: it died" : wait > 0 ?
-        `the next one failed ${span(wait)} later` : ""}</p>
-      ${isSame ? html`<p class="wait">${isEnd ? "" : "with the same error"}</p>`
-        : html`<details><summary>${cut(`${error.type}: ${error.message}`, TITLE)}</summary>
+      <p class="wait">${[!end && isSame && "with the same error", wait > 0 && `the next one failed ${span(wait)} later`,
+        end].filter(Boolean).join("; ")}</p>
+      ${!isSame && html`<details><summary>${cut(`${error.type}: ${error.message}`, TITLE)}</summary>
           <${Failure} error=${error} /></details>`}</div>
     <time class="q nw" title=${at && stamp(at)}>${at ? when(at) : ""}</time></li>`;
 }

@@ -79,7 +79,7 @@ const HEAD = html`<span>died</span><span>error</span><span class="lo">job</span>
 
 function Line({ row, isChosen, list, may: mayPick, over }) {
   const { id, type, queue, attempt, discarded_at: at, error_type: error, message } = row,
-    href = addressOf("letters", {}, id);
+    name = worded(error, message) || type, href = addressOf("letters", {}, id);
   const items = () => [
     { text: "Open", href }, may("replay") && { text: "Replay…", act: () => over("retry", [row]) },
     { text: "Copy id", act: () => guarded(async () => { await navigator.clipboard.writeText(id); told("Copied the id");
@@ -89,8 +89,8 @@ function Line({ row, isChosen, list, may: mayPick, over }) {
   return html`<li data-row data-id=${id}>${mayPick ? html`<${Pick} ...${{ row, isChosen, list, label: id }} />` : html`
     <span />`}
     <time class="nw q s" datetime=${at} title=${stamp(at)}>${when(at)}</time>
-    <div class="what"><a class="msg" href=${href} title=${cut(message, 1000)}>${cut(worded(error, message) || type,
-      500)}</a><span class="q s one sub">${error} <code>${cut(argumentsOf(row), 200)}</code></span></div>
+    <div class="what"><a class="msg" href=${href} title=${cut(message, 1000)}>${cut(name, 500)}</a>
+      <span class="q s one sub">${name.includes(error) ? "" : `${error} `}<code>${cut(argumentsOf(row), 200)}</code></span></div>
     <span class="lo one" title=${type}>${type}</span>    <span class="lo q s one" title=${queue}>${queue}</span>
       <span class="num lo q">${attempt}</span>
     <${Menu} label=${cut(message || type, 80)} items=${items} /></li>`;

@@ -97,4 +97,6 @@ export function windowFor(view, filters) {
   return Object.fromEntries(WINDOW.filter((name) => filters[name] && isTaken(taken, name, filters[name]))
     .map((name) => [name, filters[name]]));
 }
+// That time in words: "last hour".
+export const timeOf = ({ within = HOUR, since }) => (since ? "in this time" : TIMES[within].toLowerCase());
 export const timesOf = (view) => views[view].times;

@@ -2,11 +2,10 @@
 
 import { html } from "./base.js";
 import { Sign } from "./ui.js";
-import { age, clock, count, rate, span, when } from "./words.js";
+import { age, clock, count, rate, span, usually, when } from "./words.js";
 
 const sum = (numbers) => numbers.reduce((all, number) => all + number, 0);
 const depthOf = ({ queues }) => sum(queues.map(({ depth }) => depth || 0));
-const usually = (number) => (number === null ? "" : `usually ${rate(number)}`);
 
 // A rate of deaths is bad when it is clearly more than is usual.
 const isBad = ({ deaths_per_minute: now, usual_deaths_per_minute: usual }) => now >= 1 && now > 2 * (usual || 0);

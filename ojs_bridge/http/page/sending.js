@@ -1,6 +1,6 @@
 // The replay question: a probe first or all, how fast, when to stop, with which changes, and what speaks against it.
 
-import { call, clock, count, html, Sign, span, useState } from "./ui.js";
+import { call, clock, count, desk, html, rate, Sign, span, useState } from "./ui.js";
 
 const PROBE = 10, RATE = 5, STOP = 50;
 const COUNT = { type: "number", min: "1", max: "10000", step: "1" };
@@ -8,15 +8,17 @@ const PER_SECOND = { type: "number", min: "0.1", max: "10000", step: "any" };
 
 // The parts of a question about so many letters; `firstAt` is the first death of their fault, where that is known.
 // Only the letters of a filter can be probed: chosen ones have no rest.
-export async function Sending({ matched, choice, deed, firstAt, canProbe }) {
+export async function Sending({ matched, choice, deed, firstAt, queues = [], canProbe }) {
   const mark = firstAt ? (await call("GET", "marks", { query: { limit: 1 } })).marks[0] : null;
   const isUnmended = mark && mark.at < firstAt;
+  const takes = (desk.now?.queues || []).filter(({ queue, out_per_second: out }) => queues.includes(queue) && out)
+    .map(({ queue, out_per_second: out }) => `${queue} takes ${rate(out)} a second now`).join(", ");
   const Body = ({ values, change }) => html`
     ${isUnmended && html`<p class="note retried-note"><b class="retried"><${Sign} name="retried"
       /> Nothing was mended yet.</b>${" "}
       The newest mark is ${mark.text}, ${clock(mark.at)}, before the first death: the same code would run again.</p>`}
     ${canProbe && matched > PROBE && html`<${HowMany} ...${{ matched, values, change }} />`}
-    <${Pace} ...${{ matched: sending(values, matched), values, change }} />
+    <${Pace} ...${{ matched: sending(values, matched), takes, values, change }} />
     <${Changes} ...${{ choice, values, change }} />`;
   const yes = (values) => (isProbe(values, matched) ? `Send ${values.n}, then ask` : deed);
   const note = (values) => isProbe(values, matched) && `${values.n} are sent in ${lasts(values,
@@ -56,12 +58,12 @@ function HowMany({ matched, values, change }) {
   </fieldset>`;
 }
 
-function Pace({ matched, values, change }) {
+function Pace({ matched, takes, values, change }) {
   const set = (name) => (event) => change({ [name]: event.target.value });
   return html`<div class="fields">
     <label for="ask-rate">At most</label>
     <div class="row"><input id="ask-rate" ...${PER_SECOND} value=${values.rate} onInput=${set("rate")} /> a second${" "}
-      <span class="q s">${count(matched)} in ${span(matched / (values.rate || RATE))}</span></div>
+      <span class="q s">${takes || `${count(matched)} in ${span(matched / (values.rate || RATE))}`}</span></div>
     <label for="ask-stop">Stop when</label>
     <div class="row"><input id="ask-stop" type="number" min="0" max="99" step="1" value=${values.stop}
       onInput=${set("stop")} />

@@ -21,6 +21,8 @@ export function rate(number) {
   return number.toLocaleString("en", { maximumFractionDigits: digits });
 }
 
+export const usually = (number) => (number === null || number === undefined ? "" : `usually ${rate(number)}`);
+
 const UNITS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
 
 // A length of time in its two largest units: "1 min 12 s".
@@ -52,6 +54,9 @@ export function when(time, seconds = true) {
   const shown = date.toLocaleTimeString("sv").slice(0, seconds ? 8 : 5);
   return today ? shown : `${date.toLocaleDateString("en-GB", { day: "numeric", month: "short" })} ${shown.slice(0, 5)}`;
 }
+
+// In a narrow column: another day's without its time.
+export const timeOrDay = (time) => when(time, false).replace(/ \d\d:\d\d$/, "");
 
 const INSTANT = /\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z/g;
 
