@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 from typer import Option
 
@@ -20,7 +21,7 @@ from ..rules.notations import spoken
 from ..rules.words import counted, number_of
 from .commands import INCOMPLETE, OUT_OF_REACH, AsJson
 from .finding import Place
-from .letters import WHEN, time_from
+from .letters import WHEN, facts_table, time_from
 from .printing import live, plain, show, show_json, table, time_of
 
 #: The styles of the levels, whose names say it without a colour, too.
@@ -90,10 +91,12 @@ def _shown(moment: Moment) -> Iterator[RenderableType]:
     if verdict.why:
         yield Text(f"      {_in_utc(verdict.why)}")
     if verdict.lines:
-        rows = ((_KINDS[line.kind], _number(line.count), _in_utc(line.text)) for line in verdict.lines)
-        yield table(("", "", ""), rows).as_table(box=None)
+        lines = Table.grid(padding=(0, 2))
+        for line in verdict.lines:
+            lines.add_row(_KINDS[line.kind], _number(line.count), _in_utc(line.text))
+        yield lines
     yield ""
-    yield table(("", ""), _strip(moment)).as_table(box=None)
+    yield facts_table(_strip(moment))
     if facts.queues:
         headings = ("queue", "framework", "waiting", "in a second", "out a second", "keeps up", "workers")
         yield table(headings, _queues(facts))
@@ -113,24 +116,28 @@ def _number(count: float | None) -> str:
 
 
 def _strip(moment: Moment) -> Iterator[tuple[str, str]]:
-    pulse = moment.to_ojs()["pulse"]
-    yield "deaths a minute", _beside(pulse["deaths_per_minute"], pulse["usual_deaths_per_minute"])
-    yield "jobs a second", _beside(pulse["jobs_per_second"], pulse["usual_jobs_per_second"])
+    pulse, facts = moment.to_ojs()["pulse"], moment.facts
     waits: Mapping[str, int] = pulse["waits"]
-    queued = [queue.depth for queue in moment.facts.queues if queue.depth is not None]
-    words = [f"{sum(queued):,} in queues"] if queued else []
-    words += [
-        f"{waits['retry']:,} parked retries",
-        f"{waits['in_broker']:,} retries in the broker",
-        f"{waits['scheduled']:,} scheduled",
-        f"{waits['held']:,} held",
-    ]
-    yield "waiting", ", ".join(words)
-    yield "dead letters", f"{pulse['dead_letters']:,}"
+    queued = [queue.depth for queue in facts.queues if queue.depth is not None]
+    waiting = [f"{sum(queued):,} in queues"] if queued else []
+    # A store that has told nothing yet has no numbers.
+    is_told = facts.store.status == "ok" or facts.last_seen_at is not None
+    if is_told:
+        yield "deaths a minute", _beside(pulse["deaths_per_minute"], pulse["usual_deaths_per_minute"])
+        yield "jobs a second", _beside(pulse["jobs_per_second"], pulse["usual_jobs_per_second"])
+        waiting += [
+            f"{waits['retry']:,} parked retries",
+            f"{waits['in_broker']:,} retries in the broker",
+            f"{waits['scheduled']:,} scheduled",
+            f"{waits['held']:,} held",
+        ]
+        yield "dead letters", f"{pulse['dead_letters']:,}"
+        yield "workers", ", ".join(map(_host, pulse["workers"])) or "none"
+    if waiting:
+        yield "waiting", ", ".join(waiting)
     for name in ("store", "broker"):
         part = pulse[name]
         yield name, part["status"] + (f": {part['message']}" if part["status"] != "ok" else "")
-    yield "workers", ", ".join(map(_host, pulse["workers"])) or "none"
 
 
 def _beside(number: float, usual: float | None) -> str:

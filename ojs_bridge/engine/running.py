@@ -131,10 +131,13 @@ def running_in(documents: Documents, now: datetime) -> Sequence[Told]:
 def _told_of(document: Document, now: datetime) -> tuple[Told, bool]:
     """Return what a process has told, and whether that is not too long ago."""
     body = document.body
-    jobs = tuple(readable(body["jobs"], _job_of))
+    told_at, jobs = parse_time(body["told_at"]), tuple(readable(body["jobs"], _job_of))
     count = max(int(body.get("count", 0)), len(jobs))
+    if told_at < now - 2 * timedelta(seconds=SOON):
+        # One that had just begun has ended since, as far as anybody knows.
+        jobs = tuple(job for job in jobs if (told_at - job.since).total_seconds() >= SOON)
     told = Told(str(body["name"]), str(body.get("parent", "")), count, jobs)
-    return told, parse_time(body["told_at"]) > now - FRESH
+    return told, told_at > now - FRESH
 
 
 def _job_of(told: Sequence[Any]) -> RunningJob:

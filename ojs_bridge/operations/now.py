@@ -18,7 +18,7 @@ from ..rules.dependencies import Dependencies
 from ..rules.facts import MINUTES, Facts, HostFacts, Part, QueueFacts
 from ..rules.faults import LIVE
 from ..rules.job import format_time
-from ..rules.rise import rate_of
+from ..rules.rise import rate_of, rise_of
 from ..rules.verdict import Verdict, verdict_of
 from ..store import EVERYTHING, KINDS, Filter, Store, Unreadable
 from .audit import Marks
@@ -89,13 +89,15 @@ class Moment:
     def _pulse(self) -> dict[str, Any]:
         facts, seconds = self.facts, lately(self.facts.at)
         usual = facts.usual_deaths
+        # What has just begun has a rate of its own, the same as in the sentence.
+        rise = rise_of(facts.at, facts.deaths, None if usual is None else usual[-1])
         return {
             "store": _part(facts.store),
             "broker": _part(facts.broker),
             "workers": [*map(_host, facts.hosts)],
             "jobs_per_second": round(sum(facts.runs[-3:]) / seconds, 3),
             "usual_jobs_per_second": None if facts.usual_runs is None else round(facts.usual_runs / 60, 3),
-            "deaths_per_minute": round(rate_of(facts.at, facts.deaths), 3),
+            "deaths_per_minute": round(rise.rate if rise else rate_of(facts.at, facts.deaths), 3),
             "usual_deaths_per_minute": None if usual is None else round(usual[-1], 3),
             "waits": {**self.known.waits, "in_broker": self.known.in_broker},
             "dead_letters": self.known.dead_letters,

@@ -6,6 +6,7 @@ The times in its texts are those of RFC 3339, so that whoever shows them can sho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -98,7 +99,9 @@ def verdict_of(facts: Facts) -> Verdict:
         if not _is_stanched(facts, one)
     ]
     bleeding = [(one, rise) for one, rise in risen if rise and not rise.over]
-    bleeding.sort(key=lambda found: -found[1].excess)
+    # What dies most now comes first. Of two that are alike it is the one of which more have died: so the
+    # sentence does not jump from one to the other.
+    bleeding.sort(key=lambda found: (-math.frexp(found[1].rate)[1], -found[1].excess))
     bled = {one.type for one, _ in bleeding}
     found = [_bleeds(facts, one, rise) for one, rise in bleeding]
     found += _still(facts)
@@ -179,7 +182,8 @@ def _ended(facts: Facts, risen: Sequence[tuple[TypeFacts, Rise | None]]) -> Iter
             yield _bleeds(facts, one, rise)
         elif burst and OVER <= facts.at - burst.until <= ENDED:
             since = sum(one.deaths[-((facts.at - burst.until) // timedelta(minutes=1) + 1) :])
-            text = f"{burst.number:,} {one.type} died from {_time(burst.since)} to {_time(burst.until)}"
+            number, times = counted(burst.number, "death"), f"{_time(burst.since)} to {_time(burst.until)}"
+            text = f"{one.type}: {number} from {times}"
             text += "; no more than usual since" if since else "; none since"
             fingerprint = one.error.fingerprint if one.error else None
             yield Found("well", Line("ended", text, burst.number, one.type, fingerprint), burst.since)
@@ -347,11 +351,13 @@ def _calm(facts: Facts) -> str:
     if not ran:
         return "All is well. No job ran in the last hour."
     number = {0: "No job died", 1: "One job died"}.get(died, f"{died:,} jobs died")
+    is_over = any(burst_of(facts.at, one.deaths, one.usual_deaths) for one in facts.types)
+    well = "It is well again" if is_over else "All is well"
     if facts.usual_deaths is None:
-        return f"All is well. {number} in the last hour."
+        return f"{well}. {number} in the last hour."
     usual = round(sum(facts.usual_deaths))
     does = {0: "none does", 1: "one does"}.get(usual, f"{usual:,} do")
-    return f"All is well. {number} in the last hour; usually {does}."
+    return f"{well}. {number} in the last hour; usually {does}."
 
 
 def _why_well(facts: Facts) -> str:

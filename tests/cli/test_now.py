@@ -70,6 +70,7 @@ def test_a_store_that_is_away(tmp_path: Path) -> None:
     told = run("now", store="redis://127.0.0.1:1/0")
     assert told.code == 3
     assert told.out.startswith("AWAY  The store is away since ")
+    assert "dead letters" not in told.out
 
 
 def test_it_is_watched_until_ctrl_c(store: str, tmp_path: Path) -> None:

@@ -216,6 +216,30 @@ def test_a_worker_tells_what_it_runs(fleet: Lives, monkeypatch: pytest.MonkeyPat
         bridge.stop()
 
 
+def test_a_job_that_had_just_begun_is_not_said_to_run_for_long(fleet: Lives) -> None:
+    """A process tells of short jobs every half a minute: by then they have ended."""
+    bridge, _ = fleet
+    store, at = store_of(bridge), bridge.engine.now()
+    lives(store, at)
+    told_at = at - timedelta(seconds=20)
+    jobs = [["long", "charge", format_time(told_at - MINUTE)], ["short", "charge", format_time(told_at)]]
+    body = {"name": "a:1", "told_at": format_time(told_at), "count": 2, "jobs": jobs}
+    store.documents.write(Document(RUNNING, "r-1", at, body))
+    (worker,) = fresh(bridge).to_ojs()["workers"]
+    assert (worker["runs"], [job["id"] for job in worker["running"]]) == (2, ["long"])
+
+
+def test_a_rate_is_the_same_in_the_sentence_and_in_the_strip(fleet: Lives) -> None:
+    """What has begun half a minute ago is not counted over two minutes."""
+    bridge, _ = fleet
+    store, at = store_of(bridge), bridge.engine.now()
+    lives(store, at)
+    record(store, died("charge", {0: 50}, at))
+    told = fresh(bridge)
+    about = told.verdict.about
+    assert about and about.count == pytest.approx(told.to_ojs()["pulse"]["deaths_per_minute"], abs=0.1)
+
+
 def test_a_host_that_is_silent_is_told_unless_another_took_its_place(fleet: Lives) -> None:
     """Half of the workers are dead: that is bad, though each queue has a worker."""
     bridge, _ = fleet
@@ -408,6 +432,6 @@ def test_deaths_that_are_over_are_a_line(fleet: Lives) -> None:
     told = fresh(bridge)
     (line,) = told.verdict.lines
     assert (told.verdict.level, line.kind, line.count) == ("well", "ended", 55)
-    assert line.text.startswith("55 mail.send died from ")
+    assert line.text.startswith("mail.send: 55 deaths from ")
     assert line.text.endswith("; none since")
     assert told.to_ojs()["pulse"]["deaths_per_minute"] == 0

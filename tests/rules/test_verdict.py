@@ -102,6 +102,12 @@ SILENT = HostFacts("celery", "search-2", 0, 1, AT - 20 * MINUTE, ("search",))
         (replace(WELL, types=(BLEEDS, of_type("crm", deaths=since(9, 30)))), "bad",
          "billing.charge: 75 deaths a minute, usually 0, since 2026-11-28T03:12:00Z: bank answered 503, "
          "dependency bank, and 1 more job type dies."),
+        # What dies most now comes first, though more have died of what ends.
+        (replace(WELL, types=(of_type("crm", deaths=minutes({**dict.fromkeys(range(3, 9), 900), 2: 9, 1: 9})),
+                              of_type("mail", deaths=since(2, 60)))), "bad",
+         "mail: 60 deaths a minute, usually 0, since 2026-11-28T03:28:00Z, and 1 more job type dies."),
+        (replace(WELL, types=(of_type("crm", deaths=minutes({3: 30})),), deaths=minutes({3: 30, 20: 4})),
+         "well", "It is well again. 34 jobs died in the last hour; usually none does."),
         (replace(WELL, types=(of_type("crm", deaths=minutes(dict.fromkeys(range(2, 60, 5), 1))),)), "bad",
          "crm: 12 deaths in the last hour, usually 0."),
         (replace(WELL, types=(of_type("crm", deaths=minutes(dict.fromkeys(range(4, 60, 5), 1))),)), "slow",
@@ -209,14 +215,14 @@ def test_no_cry_over_little(quiet: TypeFacts) -> None:
         ({2: 30, 4: 25}, 0, "bad", []),
         ({0: 1, 3: 30, 4: 25}, 0, "bad", []),
         ({3: 30, 4: 25}, 0, "well",
-         ["55 mail.send died from 2026-11-28T03:26:00Z to 2026-11-28T03:28:00Z; none since"]),
+         ["mail.send: 55 deaths from 2026-11-28T03:26:00Z to 2026-11-28T03:28:00Z; none since"]),
         ({15: 55}, 0, "well",
-         ["55 mail.send died from 2026-11-28T03:15:00Z to 2026-11-28T03:16:00Z; none since"]),
+         ["mail.send: 55 deaths from 2026-11-28T03:15:00Z to 2026-11-28T03:16:00Z; none since"]),
         ({16: 55}, 0, "well", []),
         ({1: 4, 5: 55}, 0, "well", []),
         ({3: 4}, 0, "well", []),
         ({**dict.fromkeys(range(60), 30), 8: 2000}, 30, "well",
-         ["2,000 mail.send died from 2026-11-28T03:22:00Z to 2026-11-28T03:23:00Z; no more than usual "
+         ["mail.send: 2,000 deaths from 2026-11-28T03:22:00Z to 2026-11-28T03:23:00Z; no more than usual "
           "since"]),
     ],
 )  # fmt: skip
