@@ -84,17 +84,21 @@ class Pulse(TypedDict):
     usual_jobs_per_second: float | None
     deaths_per_minute: Annotated[float, Field(ge=0)]
     usual_deaths_per_minute: float | None
+    retries_per_minute: Annotated[float, Field(ge=0)]
+    usual_retries_per_minute: float | None
     waits: PulseWaits
     dead_letters: Count
 
 
 class Hill(TypedDict):
-    """The deaths of each of the last sixty minutes, what is usual for each, and the marks of this time."""
+    """The deaths and retries of each of the last sixty minutes, what is usual for each, and their marks."""
 
     since: Time
     step_seconds: float
     deaths: list[Count]
     usual: list[float] | None
+    retries: list[Count]
+    usual_retries: list[float] | None
     marks: list[Mark]
 
 
@@ -135,13 +139,17 @@ class NowWorker(TypedDict):
 
 
 class Now(TypedDict):
-    """What is known at a moment, `at`; `note` says what the store could not tell."""
+    """What is known at a moment, `at`; `note` says what the store could not tell.
+
+    `groups` are those that are new, came back or grow; `steady` are some others of the last hour.
+    """
 
     at: Time
     verdict: Verdict
     pulse: Pulse
     hill: Hill
     groups: list[Group]
+    steady: list[Group]
     operations: list[BulkOperation]
     queues: list[NowQueue]
     workers: list[NowWorker]

@@ -72,9 +72,9 @@ def facts_of(
         known.at,
         store,
         part_of(health, "broker"),
-        _sum(one.deaths for one in types),
-        _sum(one.runs for one in types),
-        _usual_deaths(known),
+        sum_of(one.deaths for one in types),
+        sum_of(one.runs for one in types),
+        by_minute(known, lambda one: one.deaths),
         usual.runs if usual else None,
         types,
         tuple(_holds(known)),
@@ -94,11 +94,11 @@ def part_of(health: Health, name: str) -> Part:
     return Part(check.status, check.message, since and parse_time(since))
 
 
-def _sum(series: Iterable[Minutes]) -> Minutes:
+def sum_of(series: Iterable[Minutes]) -> Minutes:
     return tuple(map(sum, zip((0,) * MINUTES, *series, strict=True)))
 
 
-def _usual_deaths(known: Known) -> tuple[float, ...] | None:
+def by_minute(known: Known, of: Callable[[Usual], float]) -> tuple[float, ...] | None:
     """Return what is usual in each of the minutes, the first of which may be of the hour before."""
     first, last = known.usual
     first, last = first or last, last or first
@@ -106,7 +106,7 @@ def _usual_deaths(known: Known) -> tuple[float, ...] | None:
         return None
     hour = known.at.replace(minute=0, second=0, microsecond=0)
     times = (known.hour.since + timedelta(minutes=n) for n in range(MINUTES))
-    return tuple(last.deaths if at >= hour else first.deaths for at in times)
+    return tuple(of(last if at >= hour else first) for at in times)
 
 
 def _types(known: Known, dependencies: Dependencies) -> tuple[TypeFacts, ...]:

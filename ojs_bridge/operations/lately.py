@@ -39,6 +39,7 @@ class Usual:
     """What is usual in an hour of the day, a minute: of all types, and by type; a type not named has none."""
 
     deaths: float
+    retried: float
     runs: float
     deaths_of: Mapping[str, float]
     retried_of: Mapping[str, float]
@@ -144,6 +145,7 @@ def _usual_of(days: Sequence[Sequence[Rate]]) -> Usual | None:
     types = {type_ for day in counts for type_, _, outcome in day if outcome in RUNS}
     return Usual(
         usual(DEATHS),
+        usual(("retried",)),
         usual(RUNS),
         {type_: number for type_ in types if (number := usual(DEATHS, type_))},
         {type_: number for type_ in types if (number := usual(("retried",), type_))},
@@ -177,7 +179,8 @@ class Flows:
         depths.append((now, depth))
         (began, before), seconds = depths[0], (now - depths[0][0]).total_seconds()
         if now - began < TELLING:
-            return Flow(None, True if not depth else None)
+            # Of an empty queue as much goes out as has come in.
+            return Flow(None if depth else out, None if depth else True)
         grows = (depth - before) / seconds
         has_grown = depth - before >= GREW and grows > SHARE * out
         # More wait than end in the time that is remembered, and they do not become fewer.

@@ -15,7 +15,7 @@ from ..engine.context import Context
 from ..engine.running import RunningJob, Told, by_worker, running_in
 from ..errors import StoreError
 from ..rules.dependencies import Dependencies
-from ..rules.facts import MINUTES, Facts, HostFacts, Part, QueueFacts
+from ..rules.facts import MINUTES, Facts, HostFacts, Minutes, Part, QueueFacts
 from ..rules.faults import LIVE
 from ..rules.job import format_time
 from ..rules.rise import rate_of, rise_of
@@ -27,7 +27,7 @@ from .group import ErrorGroup
 from .groups import Groups
 from .health import SECONDS, Probe, Question, Worker, Workers
 from .holds import Holds
-from .known import Known, facts_of
+from .known import Known, by_minute, facts_of, sum_of
 from .lately import Flows, Hour, LastHour, lately, whole_minute
 from .operation import Operation
 
@@ -43,8 +43,8 @@ _LATE = "the store takes long to answer, and this is what it has told before"
 _LATE_BROKER = "the broker takes long to answer, and its queues are not known"
 #: How often the groups are read, in seconds, unless a new type dies.
 GROUPS = 60.0
-#: How long ago an operation may have ended that is still shown, and the most operations and groups.
-ENDED, MAX_OPERATIONS, MAX_GROUPS = timedelta(minutes=15), 20, 50
+#: How long ago an operation may have ended that is still shown, and the most operations, groups, steady ones.
+ENDED, MAX_OPERATIONS, MAX_GROUPS, MAX_STEADY = timedelta(minutes=15), 20, 50, 8
 #: In so many steps the deaths of a group are counted.
 STEPS = 12
 #: A type dies if any of it died in so many last minutes.
@@ -73,12 +73,13 @@ class Moment:
                 "since": format_time(known.hour.since),
                 "step_seconds": 60,
                 "deaths": [*facts.deaths],
-                "usual": None
-                if facts.usual_deaths is None
-                else [round(one, 3) for one in facts.usual_deaths],
+                "usual": _rounded(facts.usual_deaths),
+                "retries": [*self._retried],
+                "usual_retries": _rounded(self._usual_retried),
                 "marks": [mark.to_ojs() for mark in known.marks],
             },
             "groups": [group.to_ojs() for group in known.groups if group.state in LIVE],
+            "steady": [group.to_ojs() for group in known.groups if group.state == "steady"][:MAX_STEADY],
             "operations": [operation.to_ojs() for operation in known.operations],
             "queues": [*map(_queue, facts.queues)],
             "workers": [_worker(worker, running.get(worker.name), facts.at) for worker in workers],
@@ -86,9 +87,17 @@ class Moment:
             "note": self.note,
         }
 
+    @property
+    def _retried(self) -> Minutes:
+        return sum_of(one.retried for one in self.facts.types)
+
+    @property
+    def _usual_retried(self) -> tuple[float, ...] | None:
+        return by_minute(self.known, lambda one: one.retried)
+
     def _pulse(self) -> dict[str, Any]:
         facts, seconds = self.facts, lately(self.facts.at)
-        usual = facts.usual_deaths
+        usual, usual_retried = facts.usual_deaths, self._usual_retried
         # What has just begun has a rate of its own, the same as in the sentence.
         rise = rise_of(facts.at, facts.deaths, None if usual is None else usual[-1])
         return {
@@ -99,9 +108,15 @@ class Moment:
             "usual_jobs_per_second": None if facts.usual_runs is None else round(facts.usual_runs / 60, 3),
             "deaths_per_minute": round(rise.rate if rise else rate_of(facts.at, facts.deaths), 3),
             "usual_deaths_per_minute": None if usual is None else round(usual[-1], 3),
+            "retries_per_minute": round(rate_of(facts.at, self._retried), 3),
+            "usual_retries_per_minute": None if usual_retried is None else round(usual_retried[-1], 3),
             "waits": {**self.known.waits, "in_broker": self.known.in_broker},
             "dead_letters": self.known.dead_letters,
         }
+
+
+def _rounded(minutes: tuple[float, ...] | None) -> list[float] | None:
+    return None if minutes is None else [round(one, 3) for one in minutes]
 
 
 def _part(part: Part) -> dict[str, Any]:
@@ -266,6 +281,6 @@ class _Reader:
         dying = frozenset(type_ for type_, (_, deaths, _) in hour.of_types().items() if any(deaths[-DYING:]))
         groups, read_at, types = self._known
         if time.monotonic() - read_at >= GROUPS or not dying <= types:
-            groups = self._groups.list(since=hour.since, limit=MAX_GROUPS, steps=STEPS)
+            groups = self._groups.list(since=hour.since, order="worst", limit=MAX_GROUPS, steps=STEPS)
             self._known = groups, time.monotonic(), dying
         return groups

@@ -30,7 +30,8 @@ def test_the_moment(door: House) -> None:
     told = answer.json()
     assert (answer.status_code, told["verdict"]["level"]) == (200, "bad")
     assert set(told) == {
-        "at", "verdict", "pulse", "hill", "groups", "operations", "queues", "workers", "holds", "note",
+        "at", "verdict", "pulse", "hill", "groups", "steady", "operations", "queues", "workers", "holds",
+        "note",
     }  # fmt: skip
     assert told["verdict"]["sentence"].startswith("billing.charge: ")
     assert (told["verdict"]["about"]["kind"], told["verdict"]["about"]["type"]) == (

@@ -8,6 +8,9 @@ from datetime import timedelta
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
+from ojs_bridge.engine import holds
+from ojs_bridge.errors import StoreError
+from ojs_bridge.rules.holds import Hold
 from ojs_bridge.store import BOUNDS, Rate
 from tests.http.desks import Desk, browser, desk
 from tests.lives import FRAMEWORK
@@ -30,7 +33,10 @@ def have_an_incident(desk: Desk) -> None:
     calm = [
         Rate(minute - timedelta(minutes=n), "mail.send", "mail", "completed", (9, *EMPTY)) for n in range(59)
     ]
-    record(store, [*dying, *calm])
+    retried = [
+        Rate(minute - timedelta(minutes=n), "crm.sync", "crm", "retried", (40, *EMPTY)) for n in range(6)
+    ]
+    record(store, [*dying, *calm, *retried])
     error = {"type": "KeyError", "message": "no field vat_id of 17", "backtrace": ["/srv/crm.py:7 in sync"]}
     for n in range(12):
         desk.bury(f"crm-{n}", ago=20 + 20 * n, error=error, type="crm.sync", queue="crm")
@@ -66,10 +72,12 @@ def test_an_incident(desk: Desk) -> None:
     queue = page.locator("#queues tr", has_text="slow")
     for told in ("1,200", "[5-9] min"):
         expect(queue).to_contain_text(re.compile(told))
+    expect(page.get_by_role("img", name="Retries a minute: 240 in all, at most 40 a bar")).to_be_visible()
+    expect(page.locator(".also span b", has_text="slow")).to_be_visible()
     hold = page.locator('.cards [data-id^="pause:"]')
     for told in ("mail.*", "paused", "1 held", "the relay is down"):
         expect(hold).to_contain_text(told)
-    expect(page.locator(".ws")).to_contain_text("idle")
+    expect(page.locator(".ws li")).to_have_text(re.compile(r"^a\s*idle$"))
     pulse = page.locator(".pulse")
     for told in ("/min", "In queues 1,200", "Held 1", "Store ok", "Broker ok", "Workers 1"):
         expect(pulse).to_contain_text(re.compile(told.replace(" ", r"\s*")))
@@ -95,6 +103,72 @@ def test_a_quiet_hour_says_why_it_is_well(desk: Desk) -> None:
     expect(page.locator("nav a", has_text="Letters")).to_contain_text("1")
 
 
+def test_the_worst_is_first_and_what_is_steady_is_last(desk: Desk) -> None:
+    """Groups stand by their deaths; one that dies as ever is seen, quietly. A host is one row."""
+    for name, number, first in (("few", 2, 60), ("many", 5, 60), ("old", 9, 3 * 86_400)):
+        error = {"type": f"x.{name}", "message": f"no {name} left", "backtrace": [f"/srv/{name}.py:7 in f"]}
+        for n in range(number):
+            desk.bury(f"{name}-{n}", ago=first if not n else 30 + n, error=error, type=name)
+    for n in range(3):
+        worker(desk.bridge, f"b:{n}", FRAMEWORK, "mail")
+    page = desk.open("")
+    groups = page.locator(".groups [data-row]")
+    expect(groups.locator(".msg")).to_have_text(["no many left", "no few left", "no old left"])
+    expect(groups.locator(".badge")).to_have_text(["New", "New", "Steady"])
+    expect(groups.first).to_contain_text(re.compile(r"since \d\d:\d\d"))
+    expect(groups.last.locator(".died")).to_have_count(0)
+    expect(page.locator("nav a", has_text="Groups")).to_contain_text("2 bad")
+    expect(page.locator(".ws li")).to_have_text(re.compile(r"^b\s*idle$"))
+    expect(page.locator(".ws header")).to_contain_text("3 on 1 host")
+
+
+def test_a_breaker_says_its_next_probe_once(desk: Desk) -> None:
+    """It counts down, on Now and in what waits; times of the server are the reader's own."""
+    now, store = desk.now, desk.bridge.store
+    assert store is not None
+    reason = (
+        f"the breaker of bank since {now:%H:%M:%S} UTC, 48 of 50 calls failed; next probe at {now:%H:%M:%S}"
+    )
+    probe = now + timedelta(hours=2, minutes=30)
+    holds.write(
+        store.documents, Hold("breaker:bank", reason, now, dependency="bank", probe_at=probe, probes=1)
+    )
+    for place in ("", "#waiting"):
+        page = desk.open(place)
+        hold = page.locator('[data-id="breaker:bank"]')
+        words = re.compile(
+            r"^\s*bank\s*breaker open\s*0 held\s*Since [\d:]{8}, 48 of 50 calls failed"
+            r"; the next probe in 2 h\."
+        )
+        expect(hold).to_have_text(words)
+        assert (hold.text_content() or "").count("probe") == 1
+
+
+def test_a_store_that_is_away_from_the_begin_on(desk: Desk) -> None:
+    """Only the queues are told; what nobody knows is not said to be none."""
+    store = desk.bridge.store
+    assert store is not None
+    desk.outbox.waiting = {"mail": 7}
+
+    def away(*_: object, **__: object) -> None:
+        raise StoreError("no route to 10.0.0.9")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("list", "rates", "get"):
+            patch.setattr(type(store.documents), name, away)
+        page = desk.open("")
+        verdict = page.locator(".verdict.bad")
+        expect(verdict).to_contain_text("Nothing else is known yet.")
+        expect(verdict.locator("code")).to_be_hidden()
+        verdict.locator("summary").click()
+        expect(verdict.locator("code")).to_have_text(re.compile("no route to 10.0.0.9"))
+        expect(page.locator("#queues tbody tr")).to_have_text(re.compile("^mail\\s*7\\s*\N{EN DASH}$"))
+        for told in ("Nothing is held", "None runs", "Deaths", "No worker"):
+            expect(page.locator("#app")).not_to_contain_text(told)
+    expect(page.locator("main")).to_contain_text("Nothing is held.")
+    expect(page.locator(".pulse")).to_contain_text("Deaths")
+
+
 def at(chart: Locator, share: float) -> tuple[float, float]:
     """Return a point on the bars of a chart, at a share of its width."""
     box = chart.locator(".u-over").bounding_box()
@@ -106,7 +180,7 @@ def test_a_bar_leads_to_its_letters_and_a_drag_to_its_rates(desk: Desk) -> None:
     """The time of the bar, or of the drag, stands in the address."""
     have_an_incident(desk)
     page = desk.open("")
-    chart = page.locator(".chart")
+    chart = page.get_by_role("img", name=re.compile("^Deaths"))
     expect(chart.locator("canvas")).to_be_visible()
     page.mouse.click(*at(chart, 0.99))
     expect(page).to_have_url(re.compile(r"#letters\?since=[^&]*&until="))

@@ -154,7 +154,7 @@ def test_a_pause_is_begun_seen_and_ended(desk: Desk) -> None:
     desk.told("Paused jobs at")
     holds = page.locator("#holds li")
     who = desk.bridge.audit.list(limit=1).records[0].who
-    for told in ("type mail.*", "1 held", f"by {who}: the bank is down <img", "until 2099-01-02 03:04"):
+    for told in ("mail.*", "1 held", f"By {who}, since", "until 2 Jan 2099 03:04: “the bank is down <img"):
         expect(holds).to_contain_text(told)
     [shown] = desk.bridge.holds.list()
     assert (shown.hold.type, shown.hold.queue, shown.hold.error_type) == ("mail.*", None, None)

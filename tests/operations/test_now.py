@@ -107,6 +107,7 @@ def test_what_dies_is_told_beside_what_is_usual(fleet: Lives) -> None:
     seen = told.to_ojs()
     pulse, queues = seen["pulse"], seen["queues"]
     assert seen["hill"]["usual"] == [2.0] * 60
+    assert (seen["hill"]["usual_retries"], sum(seen["hill"]["retries"])) == ([0.0] * 60, 0)
     assert (pulse["usual_deaths_per_minute"], pulse["usual_jobs_per_second"]) == (2.0, 2.033)
     assert [(queue["queue"], queue["depth"], queue["workers"]) for queue in queues] == [("mail", 7, 1)]
 

@@ -63,14 +63,16 @@ function Undo({ record, list }) {
   return html`<button type="button" onClick=${click}>Undo…</button>`;
 }
 
-// A subject in a few words: ids, and whatever else there is.
-function told({ ids = [], id_count: all = 0, filter, undo_until: _, ...rest }) {
-  const more = all > ids.length ? [`and ${all - ids.length} more`] : [];
+// A subject in a few words: some ids, and whatever else there is. What has a text of its own needs no id.
+function told({ ids = [], id_count: all = ids.length, filter, undo_until: _, mark, ...rest }) {
+  const shown = ids.slice(0, IDS), more = all > shown.length ? [`and ${count(all - shown.length)} more`] : [];
+  if (mark && !rest.text) shown.push(mark);
   const chosen = Object.entries(filter || {}).map(([name, value]) => `${name} ${value}`);
   const others = Object.entries(rest).map(([name, value]) => `${name} ${[value].flat().join(", ")}`);
-  return [...ids, ...more, ...chosen, ...others].join(", ");
+  return [...shown, ...more, ...chosen, ...others].join(", ");
 }
 
+const IDS = 3;
 const COLUMNS = ["at", "who", "via", "address", "action", "subject", "reason", "outcome", "count", "error", "id"];
 const PAGE = 100, MOST = 10_000;
 

@@ -2,9 +2,8 @@
 
 import { html, useEffect, useRef, useState } from "./base.js";
 import uPlot from "./vendor/uplot.js";
-import { count, cut, seen, when } from "./words.js";
+import { count, cut, day, seen, short, sum, when } from "./words.js";
 
-const sum = (numbers) => numbers.reduce((all, number) => all + number, 0);
 const colourOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const FONT = "11px Inter, system-ui, sans-serif";
 
@@ -62,7 +61,7 @@ function draw(place, chart) {
   // The largest sum is drawn first, and the smaller ones over it.
   const upTo = (n) => times.map((_, at) => sum(series.slice(0, n + 1).map(({ values }) => values[at] || 0)));
   const heights = series.map(({ values }, n) => (chart.line ? values : upTo(n))).reverse();
-  const bars = uPlot.paths.bars({ size: [0.86, 40], align: 1 });
+  const bars = uPlot.paths.bars({ size: [0.78, 40], align: 1 });
   const drawn = series.map(({ colour }) => (chart.line
     ? { stroke: colourOf(colour), width: 1.5, points: { show: false } }
     : { fill: colourOf(colour), width: 0, paths: bars, points: { show: false } })).reverse();
@@ -89,7 +88,6 @@ const axisLook = () => ({
   stroke: colourOf("text-2"), font: FONT, grid: { stroke: colourOf("grid"), width: 1 }, ticks: { show: false },
 });
 
-const day = (date) => date.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
 const minute = (date) => date.toLocaleTimeString("sv").slice(0, 5);
 
 function axisOfTime(length) {
@@ -102,7 +100,7 @@ function axisOfTime(length) {
 
 const axisOf = ({ shown }) => ({
   ...axisLook(), size: 46, space: 34, gap: 6,
-  values: (_, splits) => splits.map((value) => (value === null ? "" : shown(value))),
+  values: (_, splits) => splits.map((value) => (value === null ? "" : (shown === count ? short : shown)(value))),
 });
 
 function hooksOf({ marks, steps, setAt, onZoom }) {
@@ -121,12 +119,13 @@ function hooksOf({ marks, steps, setAt, onZoom }) {
 
 const isoOf = (seconds) => new Date(Math.round(seconds) * 1000).toISOString();
 
-// A dashed line for each mark, its name at the side that has room; names take turns in two rows.
+// A dashed line for each mark, its name at the side that has room, in one of two rows. Where there is no room in both,
+// the newer names stay.
 function drawMarks(plot, marks) {
-  const { ctx, bbox } = plot, ratio = devicePixelRatio;
+  const { ctx, bbox } = plot, ratio = devicePixelRatio, taken = [[], []];
   ctx.save();
   ctx.font = `600 ${11 * ratio}px Inter, system-ui, sans-serif`;
-  for (const [n, { time, text }] of marks.slice(-6).entries()) {
+  for (const { time, text } of marks.slice(-6).reverse()) {
     const x = plot.valToPos(Date.parse(time) / 1000, "x", true);
     if (x < bbox.left || x > bbox.left + bbox.width) continue;
     ctx.strokeStyle = colourOf("text");
@@ -138,7 +137,11 @@ function drawMarks(plot, marks) {
     ctx.fillStyle = colourOf("text");
     ctx.textAlign = x > bbox.left + bbox.width / 2 ? "right" : "left";
     const words = `${cut(seen(text), 24).replace(/ \(.*/, "")} ${when(time, false)}`;
-    ctx.fillText(words, x + (ctx.textAlign === "right" ? -5 : 5) * ratio, bbox.top - (n % 2 ? 6 : 19) * ratio);
+    const isLeft = ctx.textAlign === "right", wide = ctx.measureText(words).width + 10 * ratio;
+    const [from, to] = isLeft ? [x - wide, x] : [x, x + wide];
+    const row = taken.findIndex((names) => names.every(([begin, end]) => to < begin || from > end));
+    taken[row]?.push([from, to]);
+    if (row >= 0) ctx.fillText(words, x + (isLeft ? -5 : 5) * ratio, bbox.top - (row ? 6 : 19) * ratio);
   }
   ctx.restore();
 }

@@ -1,7 +1,9 @@
 // The holds that are on: what they hold, whose pause it is, why, until when, and how many jobs are held.
 
 import { ask, typed } from "./ask.js";
-import { age, call, count, cut, guarded, html, may, pathOf, Sign, span, stamp, when } from "./ui.js";
+import {
+  about, age, call, count, cut, guarded, html, localized, may, pathOf, Sign, span, stamp, useDesk, useTick, when,
+} from "./ui.js";
 
 const DAY = 86_400;
 const RATE = [{ label: "Jobs a second, at most", name: "rate", type: "number", min: "0.1", max: "10000", step: "any",
@@ -29,21 +31,38 @@ export function resume(hold) {
 
 export const loadHolds = async () => (await call("GET", "holds")).holds;
 
-export function Hold({ hold, reload }) {
-  const { id, by, why, reason, since, until, held, probe_at: probe } = hold, long = age(since);
+// A hold that is on: a card of Now, and a line of what waits.
+export function Hold({ hold, reload = () => null }) {
+  const { id, dependency, held, limit_rate: limit } = hold, isBreaker = id.startsWith("breaker:");
   const end = () => guarded(async () => { if (await resume(hold)) await reload(); });
-  return html`<li class="holder" data-id=${id}><b class="held"><${Sign} name="held" /> ${jobsOf(hold)}</b>
-    <span title=${reason}><b>${count(held)} held
-      </b>${" "}${by ? `by ${by}${why ? `: ${cut(why, 200)}` : ""}` : cut(reason, 200)}${", "}
-      <span class=${long > DAY ? "died" : "q"} title=${stamp(since)}>${long > DAY ?
-        `still on after ${span(Math.floor(long / DAY) * DAY)}` : `since ${when(since, false)}`}</span>
-      ${until && `, until ${stamp(until).slice(0, 16)}`}${probe && Date.parse(probe) > Date.now() &&
-        `, the next probe at ${when(probe)}`}</span>
-    ${may("write") && html`<button type="button" onClick=${end}>Resume…</button>`}</li>`;
+  return html`<li class="holder" data-id=${id}>
+    <div class="l"><b class="held"><${Sign} name="held" /></b>
+      <b class="wrap">${cut(isBreaker ? dependency : jobsOf(hold), 80)}</b>
+      <span class="held s nw">${isBreaker ? "breaker open" : limit ? "limited" : "paused"}</span>
+      <b class="nw">${count(held)} held</b></div>
+    <p class="s wrap">${isBreaker ? html`<${Breaker} ...${hold} />` : html`<${Pause} ...${hold} />`}</p>
+    ${may("write") && html`<div class="acts"><button type="button" onClick=${end}>Resume…</button></div>`}</li>`;
 }
 
+// Since when a breaker is open, what had failed, and when it tries again.
+function Breaker({ dependency, reason, probe_at: probe }) {
+  const { away } = useDesk(), left = probe ? Date.parse(probe) - Date.now() : 0;
+  useTick(!away && left > 0);
+  const [said] = localized(reason).replace(`the breaker of ${dependency} `, "").split(";");
+  const next = left <= 0 ? "; probes run" : away ? "" : `; the next probe in ${about(left / 1000)}`;
+  return `${cut(said, 300).replace(/^./, (first) => first.toUpperCase())}${probe ? next : ""}.`;
+}
+
+// Whose a pause is, since and until when, and why.
+function Pause({ by, why, reason, since, until }) {
+  const long = age(since), begun = long > DAY ? `still on after ${span(Math.floor(long / DAY) * DAY)}`
+    : `since ${when(since, false)}`;
+  return html`${by ? `By ${by}` : cut(reason, 200)}, <span class=${long > DAY ? "died" : ""} title=${stamp(since)}>
+    ${begun}</span>${until && `, until ${when(until, false)}`}${why ? html`: “${cut(why, 200)}”` : "."}`;
+}
+
+// The jobs that a hold is about: a type alone needs no word.
 export function jobsOf({ type, queue, error_type: error, dependency }) {
-  const named = [["type", type], ["queue", queue], ["error", error], ["dependency", dependency]].filter(([, value]) =>
-    value);
-  return named.map(([name, value]) => `${name} ${value}`).join(", ");
+  const named = Object.entries({ type, queue, error, dependency }).filter(([, value]) => value);
+  return type && named.length === 1 ? type : named.map(([name, value]) => `${name} ${value}`).join(", ");
 }

@@ -2,34 +2,42 @@
 
 import { html } from "./base.js";
 import { Sign } from "./ui.js";
-import { age, clock, count, rate, span, usually, when } from "./words.js";
+import { about, age, clock, count, rate, sum, usually, when } from "./words.js";
 
-const sum = (numbers) => numbers.reduce((all, number) => all + number, 0);
 const depthOf = ({ queues }) => sum(queues.map(({ depth }) => depth || 0));
 
-// A rate of deaths is bad when it is clearly more than is usual.
-const isBad = ({ deaths_per_minute: now, usual_deaths_per_minute: usual }) => now >= 1 && now > 2 * (usual || 0);
+// A rate is bad when it is clearly more than is usual.
+const isHigh = (now, usual, least) => now >= least && now > 2 * (usual || 0);
+const isBad = ({ deaths_per_minute: now, usual_deaths_per_minute: usual }) => isHigh(now, usual, 1);
+
+// Whether the store was away from the first question on: nothing was told yet.
+export const isBlank = ({ at, pulse: { store } }) =>
+  store.status === "away" && Date.parse(at) >= Date.parse(store.since);
 
 export function Pulse({ now }) {
   const { pulse } = now, { waits } = pulse, isAway = pulse.store.status === "away";
-  const oldest = now.queues.map(({ oldest_at: at }) => at).filter(Boolean).sort()[0];
-  return html`<section class="pulse" aria-label="Pulse"><h2>Pulse${isAway && html`, as of ${clock(now.at)}`}</h2>
-    <ul class="stale">
+  const oldest = now.queues.filter(({ depth }) => depth).map(({ oldest_at: at }) => at).filter(Boolean).sort()[0];
+  const { retries_per_minute: retries, usual_retries_per_minute: usualRetries } = pulse, isKnown = !isBlank(now);
+  return html`<section class="pulse" aria-label="Pulse">
+    <h2>Pulse${isAway && isKnown && html`, as of ${clock(now.at)}`}</h2>
+    ${isKnown && html`<ul class="stale">
       <${Entry} name="Deaths" unit="/min" value=${rate(pulse.deaths_per_minute)} sign=${isBad(pulse) && "died"}
         told=${usually(pulse.usual_deaths_per_minute)} />
+      <${Entry} name="Retries" unit="/min" value=${rate(retries)} told=${usually(usualRetries)}
+        sign=${isHigh(retries, usualRetries, 5) && "retried"} />
       <${Entry} name="Finished" unit="/s" value=${rate(pulse.jobs_per_second)}
         told=${usually(pulse.usual_jobs_per_second)} />
-    </ul>
+    </ul>`}
     <ul class="gap"><${Entry} name="In queues" value=${count(depthOf(now))}
-      told=${oldest && `the oldest for ${span(age(oldest))}`} /></ul>
-    <ul class="stale">
+      told=${oldest && `the oldest for ${about(age(oldest))}`} /></ul>
+    ${isKnown && html`<ul class="stale">
       <${Entry} name="Held" value=${count(waits.held)} sign=${waits.held > 0 && "held"} />
       <${Entry} name="Parked retries" value=${count(waits.retry)} />
       <${Entry} name="Scheduled" value=${count(waits.scheduled)} />
       ${waits.in_broker > 0 && html`<${Entry} name="Retries in broker" value=${count(waits.in_broker)} />`}
-    </ul>
-    <ul class="gap"><${Part} name="Store" ...${pulse.store} /><${Part} name="Broker" ...${pulse.broker} />
-      <${Workers} workers=${pulse.workers} /></ul>
+    </ul>`}
+    <ul class="gap"><${Part} name="Store" ...${pulse.store} /><${Part} name="Broker" ...${pulse.broker} /></ul>
+    ${isKnown && html`<ul class="stale"><${Workers} workers=${pulse.workers} /></ul>`}
   </section>`;
 }
 
@@ -65,6 +73,9 @@ export function Line({ now }) {
   const { pulse } = now, { waits } = pulse, bad = isBad(pulse), seen = sum(pulse.workers.map((one) => one.seen));
   const away = ["store", "broker"].filter((name) => pulse[name].status === "away");
   const deaths = `${rate(pulse.deaths_per_minute)}/min`;
+  if (isBlank(now)) return html`<div class="line" role="group" aria-label="Pulse, short">
+    <span><b class="died"><${Sign} name="died" /> store away</b></span><span><b>${count(depthOf(now))}</b> queued</span>
+  </div>`;
   return html`<div class="line stale" role="group" aria-label="Pulse, short">
     ${away.map((name) => html`<span><b class="died"><${Sign} name="died" /> ${name} away</b></span>`)}
     ${!away.length && (bad ? html`<span><b class="died"><${Sign} name="died" />${` ${deaths}`}</b></span>`

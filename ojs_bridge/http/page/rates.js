@@ -3,7 +3,8 @@
 import { colourFor, OTHER } from "./colours.js";
 import { Filters } from "./rows.js";
 import {
-  Bars, call, count, cut, Dot, go, html, many, span, TIMES, useLive, useTitle, Window, windowOf, withoutWindow,
+  Bars, call, count, cut, Dot, go, html, many, rate, span, sum, TIMES, useLive, useTitle, Window, windowOf,
+  withoutWindow,
 } from "./ui.js";
 
 const { all, 2592000: month, ...short } = TIMES;
@@ -14,9 +15,8 @@ const SHOWN = 7, DAY = 86_400_000;
 const RUNS = ["completed", "retried", "snoozed", "dead_lettered", "discarded"];
 const DEATHS = ["dead_lettered", "discarded"];
 const SEARCH = { name: "type", label: "Job type, or prefix.*" }, FIELDS = [{ name: "queue", label: "Queue" }];
-const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 const total = (outcomes, names) => sum(names.flatMap((name) => outcomes[name] || []));
-const percent = (share) => `${Math.round(100 * share)} %`;
+const percent = (share) => `${rate(100 * share)} %`;
 
 async function load(filters) {
   const where = { ...withoutWindow(filters), ...windowOf(filters) };
@@ -61,7 +61,8 @@ function Charts({ rates, marks, filters }) {
       <${Bars} title="Share of retries" ...${lines} shown=${percent} series=${[{ label: "retries of all runs",
         colour: "retried-fill", values: ratio(types, steps) }]} />
       <${Bars} title="Run of a success" ...${lines} series=${quantiles(seconds.completed)} />
-      <${Bars} title="Time to success after a failure" ...${lines} series=${quantiles(seconds.recovered)} />
+      ${seconds.recovered.p50.some(Boolean) && html`<${Bars} title="Time to success after a failure" ...${lines}
+        series=${quantiles(seconds.recovered)} />`}
       ${has(types, ["replay_completed", "replay_died"]) && html`<${Bars} title="After a replay" ...${chart}
         series=${replayed(types, steps)} />`}
       ${has(types, ["lost"]) && html`<${Bars} title="Lost with their worker" ...${chart}
@@ -85,7 +86,8 @@ function stacked(types, names, steps) {
   const values = (some) => Array.from({ length: steps }, (_, n) => sum(some.map(([, outcomes]) => at(outcomes, n))));
   const own = types.slice(0, SHOWN).filter(([, outcomes]) => total(outcomes, names));
   const others = types.slice(SHOWN).filter(([, outcomes]) => total(outcomes, names));
-  const series = own.map((one) => ({ label: cut(one[0], 40), colour: colourFor(one[0]), values: values([one]) }));
+  const series = own.map((one) => ({ label: cut(one[0], 40), colour: colourFor(one[0]), values: values([one]) }))
+    .sort((a, b) => sum(b.values) - sum(a.values));
   if (others.length) series.push({ label: many(others.length, "other"), colour: OTHER, values: values(others) });
   return series.length ? series : [{ label: "none", colour: OTHER, values: values([]) }];
 }

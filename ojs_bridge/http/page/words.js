@@ -12,7 +12,10 @@ export function cut(value, length) {
   return text.length > length ? `${text.slice(0, length)}… (${text.length.toLocaleString("en")} characters)` : text;
 }
 
+export const sum = (numbers) => numbers.reduce((all, number) => all + number, 0);
 export const count = (number) => number.toLocaleString("en");
+export const short = (number) => (number < 10_000 ? count(number)
+  : number.toLocaleString("en", { notation: "compact" }));
 export const many = (number, one, more = `${one}s`) => `${count(number)} ${number === 1 ? one : more}`;
 
 // A rate with as many digits as say something: 38, 4.9, 0.02.
@@ -38,30 +41,38 @@ export function span(seconds) {
 
 export const age = (time) => Math.max(0, (Date.now() - new Date(time)) / 1000);
 
-// In one unit, as in a list: "25 min ago".
-export function ago(time) {
-  const seconds = age(time), [unit, size] = UNITS.find(([, size]) => seconds >= size) || ["s", 1];
-  return `${Math.floor(seconds / size)} ${unit} ago`;
+// In one unit, as in a list: "25 min".
+export function about(seconds) {
+  const [unit, size] = UNITS.find(([, size]) => seconds >= size) || ["s", 1];
+  return `${Math.floor(seconds / size)} ${unit}`;
 }
+export const ago = (time) => `${about(age(time))} ago`;
 
 // All of a time: "2026-11-28 03:26:40".
 export const stamp = (time) => new Date(time).toLocaleString("sv");
 export const clock = (time) => new Date(time).toLocaleTimeString("sv");
 
-// A time as it is read best: today's by the clock, another day's with its day.
+// A time as it is read best, on one line: today's by the clock, another day's with its day.
 export function when(time, seconds = true) {
   const date = new Date(time), today = date.toDateString() === new Date().toDateString();
   const shown = date.toLocaleTimeString("sv").slice(0, seconds ? 8 : 5);
-  return today ? shown : `${date.toLocaleDateString("en-GB", { day: "numeric", month: "short" })} ${shown.slice(0, 5)}`;
+  return today ? shown : `${day(date)} ${shown.slice(0, 5)}`.replaceAll(" ", "\u00a0");
 }
 
 // In a narrow column: another day's without its time.
-export const timeOrDay = (time) => when(time, false).replace(/ \d\d:\d\d$/, "");
+export const timeOrDay = (time) => when(time, false).replace(/\s\d\d:\d\d$/, "");
 
-const INSTANT = /\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z/g;
+// "28 Nov", with its year where that is another one.
+export function day(time) {
+  const date = new Date(time), year = date.getFullYear() === new Date().getFullYear() ? undefined : "numeric";
+  return date.toLocaleDateString("en-GB", { day: "numeric", month: "short", year });
+}
 
-// A sentence of the server, with its times in the reader's own.
-export const localized = (text) => text.replace(INSTANT, (time) => when(time, false));
+const INSTANT = /\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z/g, OF_TODAY = /\b(\d\d:\d\d:\d\d) UTC\b/g;
+
+// A sentence of the server, with its times in the reader's own. Those without a day are of today.
+export const localized = (text) => text.replace(INSTANT, (time) => when(time, false)).replace(OF_TODAY, (_, time) =>
+  clock(`${new Date().toISOString().slice(0, 10)}T${time}Z`));
 
 // "UTC+1", and its name.
 export function zone() {
