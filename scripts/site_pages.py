@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import logging
@@ -13,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta, timezone
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -272,10 +274,25 @@ def private_names() -> str:
 
 def public_names(module: str) -> str:
     """Return each public name of a module with the first line of its docstring."""
-    found = import_module(module)
-    said = {name: inspect.getdoc(getattr(found, name)) for name in found.__all__}
-    rows = ((f"`{name}`", (doc or "").partition("\n")[0] or "A type.") for name, doc in said.items())
+    found, values = import_module(module), _docstrings_of_values()
+    rows = (
+        (f"`{name}`", (values.get(name) or inspect.getdoc(getattr(found, name)) or "").partition("\n")[0])
+        for name in found.__all__
+    )
     return table(("Name", "What it is"), rows)
+
+
+def _docstrings_of_values() -> dict[str, str]:
+    """Return what stands below each value and type alias of the package: Python has no docstring of them."""
+    said = {}
+    for path in (DOCS.parent / "ojs_bridge").rglob("*.py"):
+        for value, below in pairwise(ast.parse(path.read_text("utf-8")).body):
+            match value, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                    value=ast.Constant(value=str() as doc)
+                ):
+                    said[name] = doc
+    return said
 
 
 def standard_errors() -> str:

@@ -192,6 +192,9 @@ brpop_start = vital("_brpop_start", _CHANNEL, "ask for a message and note its wo
 brpop_read = vital("_brpop_read", _CHANNEL, "read the message that was asked for", only=FETCH)
 in_poll = vital("_in_poll", _CHANNEL, "say that an answer is awaited", only=FETCH)
 queue_cycle = vital("_queue_cycle", _CHANNEL, "ask every queue in its turn", only=FETCH)
+on_connection_disconnect = vital(
+    "_on_connection_disconnect", _CHANNEL, "hear queues after a connection that failed", only=FETCH
+)
 brpop_sent_at = minor(
     "_brpop_sent_at", _CHANNEL, "have kombu notice an answer that never comes", only=FETCH, since="5.7"
 )

@@ -187,7 +187,7 @@ class Redis(Broker):
             def create_transport() -> Any:
                 transport = create()
                 if type(transport) is self.transport:
-                    transport.Channel, transport.ojs_owed = taking(transport.Channel), owed
+                    transport.Channel, transport.ojs_owed = taking(finding(transport.Channel)), owed
                     transport.connection_errors = connection.connection_errors
                 return transport
 
@@ -200,6 +200,32 @@ class Redis(Broker):
     def visibility(self, consumer: Any, reservations: Reservations) -> Visibility:
         """Return what renews a consumer's messages, and gives back those of dead workers."""
         return Visibility(consumer, reservations)
+
+
+@functools.cache
+def finding(channel: Any) -> Any:
+    """Return a subclass of kombu's channel that knows whether it has found Redis."""
+    methods = {compat.on_connection_disconnect.name: Finding.ojs_disconnected}
+    return type(channel.__name__, (Finding, channel), {"__module__": channel.__module__, **methods})
+
+
+class Finding:
+    """Mixed into kombu's Redis channel; what is left of one that has not found Redis does no harm.
+
+    Python may collect it when the worker has long found Redis with another channel. Its connection then says
+    that it ends, and kombu 5.3 has the worker's loop ask for no message from there on: the worker is deaf.
+    """
+
+    _ojs_found = False
+
+    def __init__(self: Any, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._ojs_found = True
+
+    def ojs_disconnected(self: Any, connection: Any) -> None:
+        """Say that a connection of this channel ends."""
+        if self._ojs_found:
+            compat.on_connection_disconnect(super())(connection)
 
 
 class Visibility:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import socket
@@ -16,6 +17,7 @@ import pytest
 import redis
 from celery.concurrency.gevent import TaskPool
 from kombu import Consumer, Message
+from kombu.asynchronous import Hub
 
 from ojs_bridge.celery import taking
 from ojs_bridge.celery.installation import installation
@@ -254,6 +256,35 @@ def test_a_worker_takes_no_more_than_its_part_and_gives_back_in_order_what_it_ha
             eventually(lambda: len(ids()) < len(left), what="the next messages on their way")
         assert ids() == left
         assert len(taken) == 2
+
+
+@pytest.fixture
+def collected_by_hand() -> Iterator[None]:
+    """Garbage stays until a test collects it."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("collected_by_hand")
+def test_what_is_left_of_a_failed_connection_makes_no_worker_deaf(separate: Callable[..., Fleet]) -> None:
+    hub, taken = Hub(), list[Message]()
+    with Valkey() as server:
+        fleet = separate(broker=server.url)
+        installation(fleet.app).source.take_safely()
+        with fleet.app.connection_for_read() as connection:
+            server.kill()
+            with pytest.raises(connection.connection_errors):
+                connection.channel()
+            server.start()
+            queue = fleet.app.amqp.queues[fleet.settings.queue](connection.default_channel)
+            connection.register_with_event_loop(hub)
+            with Consumer(connection, queue, on_message=taken.append, no_ack=True):
+                loop = hub.create_loop()
+                for n in range(2):
+                    fleet.send("act", "ok")
+                    eventually(lambda n=n: next(loop) or len(taken) > n, what="the message")
+                    gc.collect()
 
 
 NO_BELL = {"denied": ["-client|tracking"], "has no numbers": ["-client|id"]}
