@@ -39,6 +39,7 @@ from .letters import LATER, Choice, time_to, whereabouts
 from .operations import begin
 from .printing import (
     Listing,
+    Rows,
     answer,
     counted,
     error_in_words,
@@ -91,6 +92,7 @@ class Waiting:
         takes = {"chosen": Choice if kind else AnyChoice}
         command(self.group, "list", takes=takes)(self.list)
         command(self.group, "show")(self.show)
+        command(self.group, "due")(self.due)
         for changes in (self.run, self.move, self.cancel):
             command(self.group, changes.__name__, changes=True, takes=takes)(changes)
 
@@ -127,6 +129,21 @@ class Waiting:
         view = self._of(place)
         found = Whereabouts(view.get(view.id_of(job_id)))
         answer(found.to_ojs(), *whereabouts(found), as_json=as_json)
+
+    def due(
+        self,
+        place: Place,
+        within: Annotated[str, Option(help="How far ahead to look, at most 100 days: PT2H or 2h.")] = "1h",
+        queue: Annotated[str | None, Option(help="Only of this queue.")] = None,
+        type_: Annotated[
+            str | None, Option("--type", help="Only of this job type, such as billing.*")
+        ] = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Count what falls due from now on, in steps of time; held jobs do not."""
+        now = place.bridge.engine.now()
+        ahead = self._of(place).due(time_to("within", within, now) - now, queue=queue, type=type_)
+        answer(ahead.to_ojs(), _steps(ahead), _told(ahead), as_json=as_json)
 
     def run(self, place: Place, chosen: Choice, which: Which) -> int | None:
         """Let the fleet's workers publish what waits now; asks for all that the filters choose."""
@@ -224,6 +241,19 @@ def _row(parked: Parked) -> tuple[object, ...]:
     at, error = parked.next_retry_at, error_in_words(parked.errors)
     attempt = attempts_in_words(parked.attempt, parked.max_attempts, "/")
     return (parked.id, parked.kind, at, parked.type, parked.queue, attempt, parked.reason, error)
+
+
+def _steps(ahead: waiting.Ahead) -> Rows:
+    counts = zip(*ahead.by_kind.values(), strict=True)
+    rows = ((ahead.since + n * ahead.step, *of) for n, of in enumerate(counts) if any(of))
+    return table(("from (UTC)", *(WORDS[kind][1] for kind in ahead.by_kind)), rows)
+
+
+def _told(ahead: waiting.Ahead) -> str:
+    known = [count for counts in ahead.by_kind.values() for count in counts if count is not None]
+    late = f", {ahead.late:,} late" if ahead.late else ""
+    some = "" if ahead.is_whole else "; what comes after is too much to count"
+    return f"{counted(sum(known), 'job falls', 'jobs fall')} due{late}{some}"
 
 
 def _show_drained(drained: Drained) -> None:

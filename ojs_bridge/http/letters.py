@@ -20,6 +20,7 @@ from ..operations.letters import AnyPage
 from ..operations.operation import Action
 from ..operations.replaying import Bulk
 from ..rules.job import format_time
+from ..rules.notations import parse_duration
 from ..rules.policy import RetryPolicy
 from ..store import EVERYTHING, Filter, Letter, Page, Parked, ParkedPage, Stats, matches
 from . import requests, shapes
@@ -31,6 +32,7 @@ from .requests import (
     Asked,
     Counted,
     DeleteQuery,
+    DueQuery,
     LettersQuery,
     Move,
     Older,
@@ -353,6 +355,13 @@ class Waiting:
         jobs = [cast(shapes.Waiting, listed(parked.to_ojs())) for parked in page.jobs]
         short = self._bridge.waiting.in_broker(where)
         return {"jobs": jobs, "total": place["total"], "in_broker": short, "pagination": place}
+
+    @answers(WAITING, "GET", "/waiting/due")
+    def due(self, query: DueQuery) -> shapes.Ahead:
+        """Count what falls due in the next hour, day or week, retries in the broker with it."""
+        within = parse_duration(query.within)
+        ahead = self._bridge.waiting.due(within, queue=query.queue, type=query.type, kind=query.kind)
+        return cast(shapes.Ahead, ahead.to_ojs())
 
     @answers(WAITING, "POST", "/waiting/{id}/run")
     def run(self, job_id: str) -> shapes.WaitingJob:

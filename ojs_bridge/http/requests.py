@@ -251,6 +251,15 @@ class WaitingQuery(Choice, Paging):
     kind: store.Kind | None = None
 
 
+class DueQuery(Asked):
+    """A choice of what falls due, in an hour, a day or a week."""
+
+    queue: Word | None = None
+    type: Pattern | None = None
+    kind: Literal["retry", "scheduled"] | None = None
+    within: Literal["PT1H", "P1D", "P7D"] = "PT1H"
+
+
 class Move(Change):
     """Another time for a job that waits."""
 

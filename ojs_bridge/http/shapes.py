@@ -358,6 +358,18 @@ class Timeline(TypedDict):
     counts: list[Count]
 
 
+class Ahead(TypedDict):
+    """The number of jobs that fall due in each step of time, by kind; `late` are due before.
+
+    Null stands for what is not known: where SQL has looked at 50,000 jobs, it counts no further.
+    """
+
+    since: Time
+    step_seconds: float
+    late: Count | None
+    by_kind: dict[str, list[Count | None]]
+
+
 class Rates(TypedDict):
     """The numbers of runs in each step of time, by job type and outcome.
 

@@ -115,6 +115,12 @@ def in_broker(documents: Documents, now: datetime, where: Filter = EVERYTHING) -
 
     Workers tell of them every five seconds. Raises StoreError.
     """
+    waits = due_in_broker(documents, now, where)
+    return InBroker(waits.total(), min(waits)) if waits else InBroker()
+
+
+def due_in_broker(documents: Documents, now: datetime, where: Filter = EVERYTHING) -> Counter[datetime]:
+    """Count these retries by the time at which they are due; raises StoreError."""
     seen, waits = set[str](), Counter[datetime]()
     pages = every_page(lambda cursor: documents.list(IN_BROKER, limit=READ, cursor=cursor))
     told = (document for page in pages for document in page.documents)
@@ -126,7 +132,7 @@ def in_broker(documents: Documents, now: datetime, where: Filter = EVERYTHING) -
             for due, queue, type_, count in readable(rows, _wait_in):
                 if due > now and where.queue in (None, queue) and matches(type_, where.type):
                     waits[due] += count
-    return InBroker(waits.total(), min(waits)) if waits else InBroker()
+    return waits
 
 
 def _wait_in(row: Sequence[Any]) -> tuple[datetime, str, str, int]:

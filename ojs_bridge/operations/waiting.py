@@ -6,9 +6,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from itertools import islice
+from typing import Any
 
 from typing_extensions import Unpack
 
@@ -19,7 +20,7 @@ from ..errors import JobNotFound, Unreachable
 from ..rules.decision import later
 from ..rules.job import format_time
 from ..rules.notations import check_pattern, matches
-from ..store import EVERYTHING, Fields, Filter, Kind, Parked, ParkedJobs, ParkedPage
+from ..store import EVERYTHING, Fields, Filter, Kind, Parked, ParkedJobs, ParkedPage, from_ms, to_ms
 from .audit import Audit, uninterrupted
 from .letters import (
     LOOK_THROUGH,
@@ -33,9 +34,13 @@ from .letters import (
     said,
     without_group,
 )
-from .rates import InBroker, in_broker
+from .rates import InBroker, due_in_broker, in_broker
 from .replaying import Bulk
 
+#: What falls due is counted in the smallest of these steps of which so many are enough.
+STEPS, MOST_STEPS = (timedelta(minutes=1), timedelta(minutes=15), timedelta(hours=2), timedelta(days=1)), 100
+#: The kinds that fall due. A held job waits for the end of its hold.
+FALLS_DUE: Sequence[Kind] = ("retry", "scheduled")
 #: So many jobs are changed between two looks at the progress.
 LOT = 100
 #: What a job is called by its kind; without one it is any job that waits.
@@ -50,6 +55,30 @@ WORDS: Mapping[Kind | None, tuple[str, str]] = {
 def word_of(parked: Parked) -> str:
     """Return what a job is called; another version may have kinds that this one does not know."""
     return WORDS.get(parked.kind, WORDS[None])[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """How many jobs of each kind fall due in each `step` of time, from `since` on.
+
+    `late` are due before. None stands for what is not known: SQL looks at 50,000 jobs at most.
+    """
+
+    since: datetime
+    step: timedelta
+    late: int | None
+    by_kind: Mapping[Kind, Sequence[int | None]]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is known."""
+        return self.late is not None and all(None not in counts for counts in self.by_kind.values())
+
+    def to_ojs(self) -> dict[str, Any]:
+        """Return it in JSON."""
+        by_kind = {kind: [*counts] for kind, counts in self.by_kind.items()}
+        span = {"since": format_time(self.since), "step_seconds": self.step.total_seconds()}
+        return {**span, "late": self.late, "by_kind": by_kind}
 
 
 class Waiting:
@@ -169,6 +198,42 @@ class Waiting:
             return InBroker()
         documents = self._context.store_for("waiting jobs").documents
         return in_broker(documents, self._context.clock(), where) if where.is_plain else None
+
+    def due(
+        self,
+        within: timedelta = timedelta(hours=1),
+        *,
+        queue: str | None = None,
+        type: str | None = None,  # noqa: A002 - the spec's word
+        kind: Kind | None = None,
+    ) -> Ahead:
+        """Count what falls due within some time from now, retries in the broker with it; it reads no job.
+
+        Raises ValueError for held jobs, which wait for the end of their hold, and for a time that is not
+        between a minute and a hundred days.
+        """
+        if not STEPS[0] <= within <= STEPS[-1] * MOST_STEPS:
+            raise ValueError(f"within: {within} must be between a minute and 100 days")
+        where = self._where(Filter(queue, type, kind=kind))
+        if where.kind == "held":
+            raise ValueError("kind: 'held': held jobs fall due when their hold ends")
+        step = next(one for one in STEPS if within <= one * MOST_STEPS)
+        now, steps = self._context.clock(), -(-within // step)
+        since = from_ms(to_ms(now) // (ms := step // timedelta(milliseconds=1)) * ms)
+        known, found = self._parked.due(where, since, step, steps)
+        by_kind: dict[Kind, list[int | None]] = {
+            each: [*found.get(each, (0,) * known), *(None,) * (steps + 1 - known)]
+            for each in FALLS_DUE
+            if where.kind in (None, each)
+        }
+        if retries := by_kind.get("retry"):
+            documents = self._context.store_for("waiting jobs").documents
+            for at, count in due_in_broker(documents, now, where).items():
+                place = (at - since) // step + 1
+                if place <= steps and (there := retries[place]) is not None:
+                    retries[place] = there + count
+        late = [counts.pop(0) or 0 for counts in by_kind.values()]
+        return Ahead(since, step, sum(late) if known else None, by_kind)
 
     def pages(self, where: Filter, cursor: str | None) -> Iterator[tuple[Sequence[Parked], str | None]]:
         """Yield pages of jobs as they are stored, the next due first, each with the cursor after it."""

@@ -21,8 +21,10 @@ from .documents import (
 from .filter import EVERYTHING, KINDS, Fields, Filter, Kind
 from .jobs import (
     KEEP,
+    LOOKED,
     STATES,
     Due,
+    DueCounts,
     Grant,
     Parked,
     ParkedJobs,
@@ -61,6 +63,7 @@ __all__ = [
     "EVERYTHING",
     "KEEP",
     "KINDS",
+    "LOOKED",
     "MEMORY",
     "PATIENCE_SECONDS",
     "SECONDS",
@@ -72,6 +75,7 @@ __all__ = [
     "DocumentPage",
     "Documents",
     "Due",
+    "DueCounts",
     "Fields",
     "Filter",
     "Grant",

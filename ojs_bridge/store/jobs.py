@@ -19,6 +19,8 @@ STATES: Mapping[Kind, WaitingState] = {"retry": "retryable", "scheduled": "sched
 KEEP = timedelta(days=1)
 #: How long a store remembers a reservation that nobody settles or extends, after it has expired.
 OUTLIVE_MS = timedelta(weeks=1) // timedelta(milliseconds=1)
+#: The most jobs that are looked at to tell what falls due.
+LOOKED = 50_000
 #: How long a store remembers a suspicion against a family of processes.
 SUSPECTED = timedelta(days=1)
 
@@ -245,6 +247,17 @@ class Due:
     retries: tuple[Parked, ...]
 
 
+class DueCounts(NamedTuple):
+    """How many jobs of each kind are due before a time, and in each step from there on.
+
+    Only the first steps are known if the store would have to look at too many jobs. A kind without any is
+    left out.
+    """
+
+    known: int
+    by_kind: Mapping[str, Sequence[int]]
+
+
 class Transaction(Protocol):
     """A user's open transaction on the database of a store."""
 
@@ -311,3 +324,11 @@ class ParkedJobs(Protocol):
 
     def count(self, where: Filter = EVERYTHING) -> int:
         """Count the parked jobs that match the queue, the type and the kind of a filter."""
+
+    def due(self, where: Filter, since: datetime, step: timedelta, steps: int) -> DueCounts:
+        """Count what is due before `since`, and in each of so many steps from there on.
+
+        It is what has the queue, the type and the kind of a filter. SQL looks at the first LOOKED jobs, of
+        any filter; the step of the last one is not known then. Redis counts any number, but not more than
+        LOOKED of very many types.
+        """

@@ -173,3 +173,25 @@ def test_a_pause_is_begun_seen_and_ended(desk: Desk) -> None:
     assert desk.bridge.audit.list(limit=1).records[0].subject["rate"] == 50
     desk.bridge.resume(queue="wait")
     expect(holds).to_have_count(0)
+
+
+def test_what_falls_due_is_drawn(desk: Desk) -> None:
+    """In the next hour, or a day, by kind; not of held jobs, nor of what only the jobs themselves tell."""
+    for n, kind in enumerate(("retry", "retry", "scheduled", "held")):
+        due = desk.now + timedelta(minutes=20 + n)
+        desk.park(f"j-{n}", **{**SCHEDULED, "kind": kind, "next_retry_at": due})
+    desk.park("later", **{**SCHEDULED, "next_retry_at": desk.now + timedelta(hours=9)})
+    desk.park("late", next_retry_at=desk.now - timedelta(hours=1))
+    page = desk.open("#waiting")
+    chart = page.get_by_role("region", name="Due").get_by_role("img")
+    expect(chart).to_have_attribute("aria-label", re.compile("in the next hour, 1 min a bar: 3 in all"))
+    expect(page.locator("#due-told")).to_have_text("1 job should have begun before.")
+    page.get_by_role("combobox", name="Due in").select_option("The next day")
+    expect(page).to_have_url(re.compile("ahead=P1D"))
+    expect(chart).to_have_attribute("aria-label", re.compile("in the next day, 15 min a bar: 4 in all"))
+    expect(desk.rows("waiting")).to_have_count(6)
+    page.get_by_role("button", name="Retries", exact=True).click()
+    expect(chart).to_have_attribute("aria-label", re.compile(": 2 in all"))
+    page.get_by_role("button", name="Held", exact=True).click()
+    expect(desk.rows("waiting")).to_have_count(1)
+    expect(page.get_by_role("region", name="Due")).to_have_count(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -147,3 +148,20 @@ def test_one_kind_is_moved_by_the_many(door: House) -> None:
         {"action": "move"},
     ):
         refused(door.client.post(OPERATIONS, json={**wrong, "confirm": True}), 400, "invalid_request")
+
+
+def test_what_falls_due(door: House) -> None:
+    """The next hour, or a longer time, by kind; what the store cannot tell is refused."""
+    minute = timedelta(minutes=1)
+    for n, kind in enumerate(("retry", "scheduled", "held")):
+        door.park(f"j-{n}", kind=kind, next_retry_at=door.bridge.engine.now() + 30 * minute)
+    hour = door.client.get(f"{WAITING}/due").json()
+    assert (hour["late"], hour["step_seconds"]) == (0, 60)
+    assert {kind: (len(counts), sum(counts)) for kind, counts in hour["by_kind"].items()} == {
+        "retry": (60, 1),
+        "scheduled": (60, 1),
+    }
+    week = door.client.get(f"{WAITING}/due", params={"within": "P7D", "kind": "scheduled"}).json()
+    assert [len(week["by_kind"]["scheduled"]), *week["by_kind"]] == [84, "scheduled"]
+    for wrong in ("within=PT2H", "kind=held", "text=x"):
+        refused(door.client.get(f"{WAITING}/due?{wrong}"), 400, "invalid_request")

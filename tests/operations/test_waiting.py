@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from ojs_bridge import JobNotFound, LetterNotFound
+from ojs_bridge.engine.rates import ShortWaits
 from ojs_bridge.operations.waiting import Drained
+from ojs_bridge.rules.job import Job
 from tests.cli.running import run
 from tests.lives import FRAMEWORK, bridge_with_outbox
 from tests.store.test_parked import parked
@@ -237,3 +239,40 @@ def test_a_time_that_is_none(tmp_path: Any, to: str) -> None:
     wrong = run("waiting", "move", "retry-0", f"--to={to}", store=full.url)
     assert wrong.code == 2
     assert f"to: '{to}' must be a time such as 2026-11-21T10:00:00Z, or how long from now" in wrong.err
+
+
+def test_what_falls_due_is_told(full: House) -> None:
+    """Whole minutes, quarters of an hour or longer steps from now on, of each view its own kind."""
+    bridge = full.bridge
+    full.bridge.waiting.run("retry-0")
+    day = bridge.waiting.due(timedelta(days=1))
+    assert (day.step, len(day.by_kind["retry"])) == (timedelta(minutes=15), 96)
+    counted = {kind: sum(count or 0 for count in counts) for kind, counts in day.by_kind.items()}
+    assert (counted["retry"] + (day.late or 0), counted["scheduled"]) == (2, 2)
+    assert [*bridge.scheduled.due().by_kind] == ["scheduled"]
+    hour = bridge.retries.due(queue="default", type="billing.*")
+    assert (hour.since.second, hour.step, len(hour.by_kind["retry"])) == (0, timedelta(minutes=1), 60)
+    shown = run("waiting", "due", "--within", "1d", "--store", full.url)
+    assert (shown.code, "4 jobs fall due" in shown.out or "3 jobs fall due, 1 late" in shown.out) == (0, True)
+    assert sum(run("scheduled", "due", "--store", full.url, "--json").json[0]["by_kind"]["scheduled"]) == 0
+    for wrong, told in (
+        ({"within": timedelta(seconds=1)}, "within: 0:00:01"),
+        ({"kind": "held"}, "kind: 'held'"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            bridge.waiting.due(**wrong)
+
+
+def test_what_is_not_counted_is_not_known(full: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retries in the broker are told in the steps that are known."""
+    for module in ("ojs_bridge.store.sql.jobs.LOOKED", "ojs_bridge.store.redis.jobs.LOOKED"):
+        monkeypatch.setattr(module, 2)
+    monkeypatch.setattr("ojs_bridge.store.redis.jobs.LOT", 0)
+    waits, now = ShortWaits(full.store.documents, timedelta(minutes=1)), full.bridge.engine.now()
+    waits.add(Job("j", "mail.send", "mail"), now + timedelta(minutes=20))
+    waits.write(now)
+    ahead = full.bridge.waiting.due(timedelta(days=1))
+    is_redis = full.url.startswith("redis")
+    assert (ahead.late, ahead.is_whole) == (None if is_redis else 0, False)
+    assert ahead.by_kind["retry"][-1] is None
+    assert sum(count or 0 for count in ahead.by_kind["retry"]) == (0 if is_redis else 2)

@@ -517,3 +517,59 @@ def test_what_a_killed_worker_was_parking(url: str, store: Store) -> None:
             until=after(120),
         )
         assert told.grant is (Grant.LOST if store.parked.get(key) is None else Grant.SETTLED), key
+
+
+DUE = [
+    (Filter(), {"retry": [1, 2, 0, 1], "scheduled": [0, 1, 0, 1], "held": [0, 0, 1, 0]}),
+    (Filter(queue="mail"), {"retry": [0, 1, 0, 0], "scheduled": [0, 1, 0, 0]}),
+    (Filter(type="mail.*", kind="retry"), {"retry": [0, 1, 0, 1]}),
+]
+
+
+@pytest.mark.parametrize(("where", "told"), DUE)
+def test_what_falls_due_is_counted_by_kind_and_step(store: Store, where: Filter, told: Any) -> None:
+    """What is due before comes first; what is due after the last step does not count."""
+    mail = {"type": "mail.send", "queue": "mail"}
+    for n, (due, fields) in enumerate(
+        [
+            (-0.001, {}),
+            (0.0, {}),
+            (59.999, mail),
+            (30, {**mail, "kind": "scheduled"}),
+            (60, {"kind": "held"}),
+            (120, {"type": "mail.send"}),
+            (179.999, {"kind": "scheduled"}),
+            (180, {}),
+        ]
+    ):
+        store.parked.park(parked(f"j-{n}", due, **fields))
+    counts = store.parked.due(where, NOW, timedelta(minutes=1), 3)
+    assert counts.known == 4
+    assert {kind: [*found] for kind, found in counts.by_kind.items() if any(found)} == told
+
+
+def test_too_many_that_fall_due_are_not_counted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQL tells the steps before; Redis tells all, unless the jobs are of very many types."""
+    for module in ("ojs_bridge.store.sql.jobs.LOOKED", "ojs_bridge.store.redis.jobs.LOOKED"):
+        monkeypatch.setattr(module, 4)
+    for n in range(6):
+        store.parked.park(parked(f"j-{n}", 25 * n, type=f"t-{n}"))
+    counts = store.parked.due(EVERYTHING, NOW, timedelta(minutes=1), 3)
+    is_redis = type(store.parked).__name__ == "RedisParkedJobs"
+    assert (counts.known, counts.by_kind) == (
+        (4, {"retry": [0, 3, 2, 1]}) if is_redis else (2, {"retry": [0, 3]})
+    )
+    monkeypatch.setattr("ojs_bridge.store.redis.jobs.LOT", 5)
+    counts = store.parked.due(EVERYTHING, NOW, timedelta(minutes=1), 3)
+    assert counts.known == (0 if is_redis else 2)
+
+
+def test_due_jobs_of_one_type_are_read_or_counted(store: Store) -> None:
+    """Redis reads a few entries, and counts many: the numbers are the same."""
+    for n in range(520):
+        store.parked.park(parked(f"j-{n}", n / 4))
+    for seconds in (10, 60):
+        step, places = timedelta(seconds=seconds), range(0, 120, seconds)
+        counts = store.parked.due(EVERYTHING, NOW, step, len(places)).by_kind["retry"]
+        assert [*counts] == [0, *(seconds * 4 for _ in places)]
+    assert sum(store.parked.due(EVERYTHING, NOW, timedelta(seconds=10), 13).by_kind["retry"]) == 520

@@ -154,10 +154,12 @@ export function Bar({ list, what, children }) {
 
 // The search and the filters of a view; what is typed stands in the address a moment later.
 export function Filters({ view, filters, fields, search, children }) {
-  const [isWhole, setWhole] = useState(false), timer = useRef(0), form = useRef(null);
+  const [isWhole, setWhole] = useState(false), timer = useRef(0), form = useRef(null), latest = useRef(null);
+  // Another filter may have been chosen since something was typed.
+  latest.current = filters;
   const keep = () => {
     const given = Object.fromEntries([...new FormData(form.current)].filter(([, value]) => value));
-    go(view, { ...rest(filters, fields, search), ...given }, "", true);
+    go(view, { ...rest(latest.current, fields, search), ...given }, "", true);
   };
   const typed = () => { clearTimeout(timer.current); timer.current = setTimeout(keep, 250); };
   useEffect(() => () => clearTimeout(timer.current), []);

@@ -4,11 +4,11 @@ import { act } from "./deeds.js";
 import { argumentsOf } from "./group.js";
 import { Hold, loadHolds, pause } from "./holds.js";
 import { brief, Waiter, waitingDeeds } from "./letter.js";
-import { Bar, Filters, Pick, queryOf, Rows, Tabs, useList } from "./rows.js";
+import { Bar, Choice, Filters, Pick, queryOf, Rows, Tabs, useList } from "./rows.js";
 import { useKeys } from "./keys.js";
 import {
-  addressOf, count, cut, guarded, html, may, Menu, Sign, span, stamp, told, useDesk, useLive, useTick, useTitle,
-  when,
+  addressOf, Bars, call, count, cut, guarded, html, many, may, Menu, Sign, span, stamp, told, useDesk, useLive, useTick,
+  useTitle, when,
 } from "./ui.js";
 
 const KINDS = { "": "All", held: "Held", retry: "Retries", scheduled: "Scheduled" };
@@ -17,14 +17,33 @@ const STATES = { retryable: ["retried", "retried", "Retry"], scheduled: ["q", "s
 const SEARCH = { name: "text", label: "Text in arguments, messages or reason" };
 const FIELDS = [{ name: "error_type", label: "Error type, or prefix.*" }, { name: "type",
   label: "Job type, or prefix.*" }, { name: "queue", label: "Queue" }];
-export const filters = { text: null, error_type: null, type: null, queue: null, kind: Object.keys(KINDS) };
+const AHEAD = { "": "The next hour", P1D: "The next day", P7D: "The next week" };
+export const filters = {
+  text: null, error_type: null, type: null, queue: null, kind: Object.keys(KINDS), ahead: Object.keys(AHEAD),
+};
 export const hasOne = true;
 export const View = ({ id, filters }) => (id ? html`<${Waiter} id=${id} />` : html`<${Waiting} filters=${filters} />`);
 
 const read = ({ jobs, in_broker: short, pagination: { next_cursor: cursor, total } }) =>
   ({ rows: jobs.map(brief), cursor, short, total });
 
-function Waiting({ filters }) {
+// What falls due, by kind. The store knows it of the queue, the type and the kind alone; a held job has no time.
+function Due({ filters: { ahead, ...rest } }) {
+  const { data } = useLive(() => call("GET", "waiting/due", { query: { ...rest, within: ahead || "PT1H" } }),
+    [JSON.stringify({ ahead, ...rest })]);
+  if (!data) return null;
+  const { since, step_seconds: step, late, by_kind: kinds } = data, known = Object.values(kinds)[0].indexOf(null);
+  const series = [["retry", "retries", "retried-fill"], ["scheduled", "scheduled", "text-2"]]
+    .filter(([kind]) => kinds[kind]).map(([kind, label, colour]) => ({ label, colour, values: kinds[kind] }));
+  const end = when(Date.parse(since) + known * step * 1000, false);
+  const some = known >= 0 && `Too much falls due to count all of it: what comes after ${end} is not shown.`;
+  return html`<section class="charts stale" aria-label="Due"><${Bars} ...${{ series, since, step }} title="Due"
+    unit=${`in ${(AHEAD[ahead] || AHEAD[""]).toLowerCase()}, ${span(step)} a bar`} height=${111} />
+    ${(late > 0 || some) && html`<p class="q s" id="due-told">${late > 0 && `${many(late, "job")}
+      should have begun before. `}${some}</p>`}</section>`;
+}
+
+function Waiting({ filters: { ahead, ...filters } }) {
   useDesk();
   const list = useList("waiting", "waiting", () => queryOf(filters, false), filters, read),
     { rows, chosen, page } = list;
@@ -39,6 +58,7 @@ function Waiting({ filters }) {
   useKeys({ r: key("run"), m: key("move"), d: key("cancel") });
   const stop = () => guarded(async () => { if (await pause(filters.type || filters.queue ?
     { type: filters.type || "", queue: filters.queue || "" } : {})) await reload(); });
+  const whole = { ...filters, ...(ahead && { ahead }) };
   const isNarrow = Object.keys(filters).length > 0;
   return html`<div class="top"><h1 class="h">What waits</h1><span class="q">${page?.total !== null &&
     page?.total !== undefined && `${count(page.total)} jobs`}</span>
@@ -46,8 +66,11 @@ function Waiting({ filters }) {
         <${Menu} label="With all that match" items=${() => [
           { text: "Run all that match…", act: all("run") }, { text: "Move all that match…", act: all("move") },
             { text: "Cancel all that match…", danger: true, act: all("cancel") }]} />`}</div>
-    <${Filters} ...${{ view: "waiting", filters, fields: FIELDS, search: SEARCH }} />
-    <${Tabs} view="waiting" filters=${filters} name="kind" label="Kind" options=${KINDS} />
+    ${!filters.text && !filters.error_type && filters.kind !== "held" &&
+      html`<${Due} filters=${{ ahead, ...filters }} />`}
+    <${Filters} ...${{ view: "waiting", filters: whole, fields: FIELDS, search: SEARCH }}>
+      <${Choice} view="waiting" filters=${whole} name="ahead" label="Due in" options=${AHEAD} /><//>
+    <${Tabs} view="waiting" filters=${whole} name="kind" label="Kind" options=${KINDS} />
     ${holds?.length > 0 && html`<ol id="holds" class="waits" aria-label="Holds">${holds.map((hold) =>
       html`<${Hold} key=${hold.id} ...${{ hold, reload }} />`)}</ol>`}
     <${Rows} list=${list} draw=${(props) => html`<${Line} ...${props} />`} may=${may("write")} className="waits"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime
+from operator import add
 from typing import Any, TypeAlias, TypeVar
 
 from ..records import from_ms, index_text, matches, to_ms
@@ -41,7 +42,7 @@ class RedisIndex:
         oldest_first: bool | None = None,
     ) -> tuple[Rows, str | None]:
         """Return a page of the wanted kinds, of a span of time, and the cursor of the next page."""
-        kinds = None if wanted is None else self._kinds_of(wanted)
+        kinds = None if wanted is None else self.kinds_of(wanted)
         if kinds == []:
             return [], None
         newest = self._newest_first if oldest_first is None else not oldest_first
@@ -60,19 +61,27 @@ class RedisIndex:
         span: list[Word] = [_low(since), _high(until)]
         if wanted is None:
             return int(self._server.run("count", keys, span))
-        lots_of_kinds = lots(self._kinds_of(wanted), LOT)
+        lots_of_kinds = lots(self.kinds_of(wanted), LOT)
         return sum(int(self._server.run("count", keys, [*span, *lot])) for lot in lots_of_kinds)
 
     def counts(
         self, wanted: Wanted | None, since: datetime | None, until: datetime | None
     ) -> Iterator[tuple[Sequence[str], int, bytes, bytes]]:
         """Yield each wanted kind that a span of time has: its texts, number, first and last place."""
-        for lot in lots(self._kinds_of(wanted), LOT):
+        for lot in lots(self.kinds_of(wanted), LOT):
             words: list[Word] = [_low(since), _high(until), *lot]
             for kind, n, first, last in self._server.run("stats", self._keys[2:], words):
                 yield texts_of(kind), n, first, last
 
-    def _kinds_of(self, wanted: Wanted | None) -> list[bytes]:
+    def between(self, kinds: Sequence[str], moments: Sequence[str]) -> list[int]:
+        """Count the records of some kinds together, between each two moments."""
+        head: list[Word] = [len(moments), *moments]
+        counts = [0] * (len(moments) - 1)
+        for lot in lots(kinds, max(1, LOT * 3 // len(moments))):
+            counts = [*map(add, counts, self._server.run("between", self._keys[2:], [*head, *lot]))]
+        return counts
+
+    def kinds_of(self, wanted: Wanted | None) -> list[bytes]:
         """Return the wanted kinds, each once; None is all."""
         ours: dict[bytes, None] = {}
         cursor = b"0"

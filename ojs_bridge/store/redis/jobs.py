@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -15,9 +16,11 @@ from ...rules.job import Job
 from ..filter import EVERYTHING, Filter, Kind
 from ..jobs import (
     KEEP,
+    LOOKED,
     OUTLIVE_MS,
     SUSPECTED,
     Due,
+    DueCounts,
     Grant,
     Parked,
     ParkedPage,
@@ -27,7 +30,19 @@ from ..jobs import (
 )
 from ..protocol import Letter
 from ..records import from_json, from_ms, index_id, index_text, to_json, to_ms
-from .index import RedisIndex, Rows, Wanted, entry_of, moment, place_of, rows_of, time_of, wanting
+from .index import (
+    LOT,
+    RedisIndex,
+    Rows,
+    Wanted,
+    entry_of,
+    moment,
+    place_of,
+    rows_of,
+    texts_of,
+    time_of,
+    wanting,
+)
 from .server import RedisServer, Word
 
 _SUSPECTED_MS = SUSPECTED // timedelta(milliseconds=1)
@@ -251,6 +266,19 @@ class RedisParkedJobs:
     def count(self, where: Filter = EVERYTHING) -> int:
         """Count the parked retries that match a filter."""
         return self._parked_index.count(_wanted(where), None, None)
+
+    def due(self, where: Filter, since: datetime, step: timedelta, steps: int) -> DueCounts:
+        """Count what is due: the server counts between two times in its index, however many lie there."""
+        moments = ["", *(moment(since + n * step) for n in range(steps + 1))]
+        all_names = self._parked_index.kinds_of(_wanted(where))
+        if len(all_names) > LOT and self._parked_index.count(None, None, since + steps * step) > LOOKED:
+            return DueCounts(0, {})
+        names = defaultdict[str, list[str]](list)
+        for name in all_names:
+            names[texts_of(name)[2]].append(name.decode())
+        return DueCounts(
+            steps + 1, {kind: self._parked_index.between(its, moments) for kind, its in names.items()}
+        )
 
 
 def _wanted(where: Filter) -> Wanted | None:

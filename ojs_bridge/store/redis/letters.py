@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from operator import add
 from typing import Any, TypeAlias
 
 from ...errors import StoreError
@@ -34,7 +33,7 @@ from ..protocol import (
     counts_of,
 )
 from ..records import from_json, index_id, index_text, to_json, to_ms
-from .index import LOT, RedisIndex, Wanted, entry_of, lots, moment, place_of, rows_of, time_of, wanting
+from .index import RedisIndex, Wanted, entry_of, lots, moment, place_of, rows_of, time_of, wanting
 from .jobs import LETTER_KEYS, settle_words
 from .server import RedisServer, Word
 
@@ -247,6 +246,7 @@ class RedisLetters:
         if sample is None:
             return None
         kinds = sorted(kinds, key=lambda kind: kind[1], reverse=True)
+        names = ["\0".join(texts) for texts, *_ in kinds]
         queues, types = (tuple(dict.fromkeys(texts[place] for texts, *_ in kinds)) for place in (1, 2))
         return Group(
             name,
@@ -255,18 +255,9 @@ class RedisLetters:
             time_of(newest),
             types[:NAMED],
             queues[:NAMED],
-            self._deaths(["\0".join(texts) for texts, *_ in kinds], times),
+            tuple(self._group_index.between(names, [*map(moment, times)])),
             sample,
         )
-
-    def _deaths(self, kinds: Sequence[str], times: Sequence[datetime]) -> tuple[int, ...]:
-        """Return how many letters of these kinds have died between each two times."""
-        head: list[Word] = [len(times), *map(moment, times)]
-        deaths = [0] * (len(times) - 1)
-        for lot in lots(kinds, max(1, LOT * 3 // len(times))):
-            counts = self._server.run("deaths", self._group_keys[:1], [*head, *lot])
-            deaths = [*map(add, deaths, counts)]
-        return tuple(deaths)
 
     def _sample(self, name: str, newest: bytes, where: Filter) -> Letter | None:
         """Return the newest letter of a group, or one that is still there."""
