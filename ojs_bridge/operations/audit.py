@@ -276,7 +276,8 @@ class Audit:
         store, why = self._context.store, "there is no store"
         try:
             if store is not None:
-                store.documents.write(Document(KIND, record.id, record.at, body, revision))
+                document = Document(KIND, record.id, record.at, body, revision)
+                store.documents.write(document, of_operator=True)
                 return
         except StoreError as error:
             why = str(error)

@@ -59,9 +59,7 @@ class DeadLetters:
     carry_out: Callable[..., Bulk]
 
     def __init__(self, context: Context, retention: Retention, rules: Sequence[ReplayRule] = ()) -> None:
-        self._context = context
-        self._rules = rules
-        self._clock = context.clock
+        self._context, self._rules, self._clock = context, rules, context.clock
         self._audit = Audit(context)
         #: The limits of the age and the number of letters.
         self.retention = retention
@@ -185,7 +183,13 @@ class DeadLetters:
             letter = only_claimed(claimed, whole_id)
             self._letters.forget_errors(whole_id)
             into = None if forever else Bin(entry.id, self._clock())
-            if not self._letters.delete([whole_id], claimed.claim, into):
+            try:
+                is_gone = self._letters.delete([whole_id], claimed.claim, into)
+            except StoreError:
+                # What has no room in a bin may be deleted for ever, at once.
+                self._letters.unclaim([whole_id], claimed.claim)
+                raise
+            if not is_gone:
                 raise LetterNotFound(f"dead letter {whole_id!r} was replayed, and its job has died again")
         self._context.emit(deleted(job_of(letter), self._clock()))
         return letter
@@ -210,8 +214,8 @@ class DeadLetters:
     ) -> Bulk:
         """Delete all dead letters of a filter; without `confirm` only count them.
 
-        A letter that is being replayed stays, and counts as failed. For an hour `bridge.operations.undo`
-        brings them back, unless they are deleted `forever`. `progress` is as for `replay_all`.
+        A letter that is being replayed stays, and counts as failed. `bridge.operations.undo` brings others
+        back, unless they are deleted `forever`. `progress` is as for `replay_all`.
         """
         where = replace(where, **fields)
         if not confirm:
@@ -386,10 +390,7 @@ class DeadLetters:
         return Bulk(sum(len(page) for page in self._pages(where)), confirmed=False)
 
     def pages(self, where: Filter, cursor: str | None) -> Iterator[tuple[Sequence[Letter], str | None]]:
-        """Yield pages of letters as they are stored, the oldest first, each with the cursor after it.
-
-        Letters that die from now on are left out.
-        """
+        """Yield pages of letters as `_paged` does; letters that die from now on are left out."""
         return self._paged(where.until_now(self._clock()), cursor)
 
     def first_of(self, where: Filter, limit: int, *, newest: bool) -> Sequence[Letter]:

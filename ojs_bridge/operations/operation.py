@@ -340,12 +340,12 @@ class Ledger:
         }
         del body["revision"], body["began_at"], body["jobs"]
         return self.documents.write(
-            Document(KIND, operation.id, operation.began_at, body, operation.revision)
+            Document(KIND, operation.id, operation.began_at, body, operation.revision), of_operator=True
         )
 
     def write_ids(self, operation: Operation, ids: Sequence[str]) -> None:
         """Write the ids that an operation begins with."""
-        self.documents.write(Document(IDS, operation.id, operation.began_at, {"ids": ids}))
+        self.documents.write(Document(IDS, operation.id, operation.began_at, {"ids": ids}), of_operator=True)
 
     def ids_of(self, operation: Operation) -> Sequence[str]:
         """Return the ids that an operation was begun with; raises OperationNotFound when they are gone."""

@@ -181,7 +181,8 @@ class Pruner:
         was_full = max(last.fullness.values(), default=0) >= NEARLY_FULL
         full = [f"{name} {share:.0%}" for name, share in self.fullness.items() if share >= NEARLY_FULL]
         body = asdict(Pruning(self.fullness, total, self.named()))
-        self._store.documents.write(Document(KIND, f"{to_ms(now)}-{secrets.token_hex(3)}", now, body))
+        told = Document(KIND, f"{to_ms(now)}-{secrets.token_hex(3)}", now, body)
+        self._store.documents.write(told, of_operator=True)
         way_out = (
             "they are in the archive"
             if self._retention.archive and total

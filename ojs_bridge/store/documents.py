@@ -99,8 +99,11 @@ class Rate:
 class Documents(Protocol):
     """Documents and rates. All methods raise StoreError."""
 
-    def write(self, document: Document) -> bool:
-        """Write a document; False when the store has this revision, or a later one, from another writer."""
+    def write(self, document: Document, *, of_operator: bool = False) -> bool:
+        """Write a document; False when the store has this revision, or a later one, from another writer.
+
+        Those of an operator's act a Redis takes also where its memory is full: else nobody could free it.
+        """
 
     def get(self, kind: str, document_id: str) -> Document | None:
         """Return a document, or None."""

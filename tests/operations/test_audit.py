@@ -214,7 +214,7 @@ def test_an_action_does_not_wait_for_its_record(
     """The log has the record that the store could not take."""
     bridge, _ = small
 
-    def away(*_: Any) -> bool:
+    def away(*_: Any, **__: Any) -> bool:
         raise StoreError("the disk is full")
 
     monkeypatch.setattr(bridge.store.documents, "write", away)

@@ -28,13 +28,13 @@ class RedisDocuments:
         self._documents = self._document_keys[0]
         self._document_index = RedisIndex(server, self._document_keys, newest_first=True)
 
-    def write(self, document: Document) -> bool:
+    def write(self, document: Document, *, of_operator: bool = False) -> bool:
         """Write a document in place of its earlier revision."""
         field = _field(document.kind, document.id)
         entry = entry_of((document.kind,), document.at, field)
         # The script that replaces the record takes its entry away.
         record = f'{to_json(document)[:-1]}, "moment": "{moment(document.at)}"}}'
-        words = (field, document.revision, record, entry)
+        words = (field, document.revision, record, entry, int(of_operator))
         return bool(self._server.run("write_document", self._document_keys, words))
 
     def get(self, kind: str, document_id: str) -> Document | None:

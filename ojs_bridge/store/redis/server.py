@@ -254,6 +254,9 @@ class RedisServer:
             return Unstorable(f"the store {self.shown!r} cannot keep this: {why}")
         # Whatever it is, another server may be the right one now.
         self._address = None
+        if "'maxmemory'" in why:
+            way_out = "give it more memory, or delete dead letters for ever (--forever): a bin needs room"
+            why = f"{why.rstrip('.')}; {way_out}"
         return StoreError(f"the store {self.shown!r} failed: {why}")
 
 
@@ -291,8 +294,8 @@ def lua(name: str) -> str:
 def script_of(name: str) -> tuple[str, str]:
     """Return the code of a script, which is safe to repeat, and its hash.
 
-    Its first write must be one that a server without memory refuses. Then the server refuses the script as a
-    whole, and never half of it.
+    Its first write must be one that a server without memory refuses, but for those that `_full.lua` lets go
+    on. Then the server refuses the script as a whole, and never half of it.
     """
     code = lua(name)
     return code, hashlib.sha1(code.encode(), usedforsecurity=False).hexdigest()

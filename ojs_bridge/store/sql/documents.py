@@ -45,7 +45,7 @@ class SQLDocuments:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    def write(self, document: Document) -> bool:
+    def write(self, document: Document, *, of_operator: bool = False) -> bool:  # noqa: ARG002
         """Write a document in place of its earlier revision."""
         row = {
             "namespace": self._db.namespace,

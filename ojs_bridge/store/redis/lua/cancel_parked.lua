@@ -1,8 +1,9 @@
 -- Deletes a retry, and settles its reservation, if any; returns 0 when it is claimed, was replaced or is gone, or
 -- when a run of that fence has begun.
--- NEEDS: _index, _parked
+-- NEEDS: _index, _parked, _full
 -- KEYS: records, by_time, by_kind, kinds, states, ready, jobs, claims, tokens, reservation (if any)
 -- ARGV: key of the retry, fence, parked_at, the end of the reservation's record (if any), the publication or ''
+go_on_if_full()
 local key = ARGV[1]
 local fence, parked_at, entry, job, framework = state_of(key)
 if not is_same(key, ARGV[2], ARGV[3], fence, parked_at) then return 0 end

@@ -1,7 +1,10 @@
 -- Claims the dead letters that have no other claim; returns their records.
+-- NEEDS: _full
 -- KEYS: records, claims
 -- ARGV: now, until, token, ids...
 -- Repeated, it finds its own token.
+-- A claim comes before a deletion, and before a replay, which ends with one.
+go_on_if_full()
 local records = {}
 for n = 4, #ARGV do
   local id = ARGV[n]
