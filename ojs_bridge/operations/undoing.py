@@ -54,9 +54,11 @@ def bring_back(letters: Letters, deletion: str, now: datetime) -> Undone:
         there = letters.restore(deletion, page)
         back.update(there)
         for letter in page:
-            if letter.id not in there and letter.id not in back:
-                died = letters.get(letter.id) is not None
-                stayed[letter.id] = "its job has died again" if died else "its job has begun again"
+            if letter.id in back:
+                continue
+            died = len(stayed) < MAX_STAYED and letters.get(letter.id) is not None
+            # Redis may show a letter twice.
+            stayed.setdefault(letter.id, "its job has died again" if died else "its job has begun again")
     if not (back or stayed):
         hour = f"{BIN_KEPT.total_seconds() / 3600:g} h"
         raise NotUndoable(

@@ -6,16 +6,17 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from multiprocessing import get_context
+from typing import Any
 
 import pytest
 
-from ojs_bridge import Bridge, NotFound, NotUndoable, Undone
+from ojs_bridge import Bridge, NotFound, NotUndoable, StoreError, Undone
 from ojs_bridge.operations import audit, operation, retention
 from ojs_bridge.rules.decision import Complete
 from ojs_bridge.store import EVERYTHING, Bin, Document
@@ -212,6 +213,34 @@ def test_a_purge_of_many_that_is_killed_loses_no_letter(
     assert again.state == "done"
     bridge.operations.undo(begun.id)
     assert all_ids(bridge) == ids
+
+
+def test_an_undo_that_is_broken_off_goes_on_when_it_is_asked_again(
+    fleet: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each letter is there once, and what stays is counted, though its reasons are told for some alone."""
+    bridge, _ = fleet
+    assert bridge.store is not None
+    ids, letters = bury_many(bridge, 950), bridge.store.letters
+    purged = bridge.operations.run(bridge.operations.begin("purge"))
+    for n in range(120):
+        bury(bridge, ids[n])
+    restore, calls = letters.restore, list[str]()
+
+    def breaking_off(*asked: Any) -> Collection[str]:
+        calls.append("")
+        if len(calls) == 3:
+            raise StoreError("the connection is gone")
+        return restore(*asked)
+
+    monkeypatch.setattr(letters, "restore", breaking_off)
+    with pytest.raises(StoreError):
+        bridge.operations.undo(purged.id)
+    there = left(bridge)
+    undone = bridge.operations.undo(purged.id)
+    assert 120 < there < 950 == left(bridge) == undone.restored + there
+    assert (undone.stayed, len(undone.reasons)) == (120, 100)
+    assert {why for _, why in undone.reasons} == {"its job has died again"}
 
 
 class Fleet(Running):

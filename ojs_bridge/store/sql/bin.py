@@ -49,7 +49,8 @@ def take_out(
     """
     namespace = rows[0][0]["namespace"]
     mark = secrets.token_hex(16)
-    records = _locked(connection, namespace, mark, sorted({index_id(run.key) for _, run in rows}))
+    keys = sorted({index_id(run.key) for _, run in rows})
+    records = _locked(connection, namespace, mark, keys)
     ids = [row["id"] for row, _ in rows]
     binned = _b.namespace == namespace, _b.deletion == deletion, _b.id.in_(ids)
     kept = {row.id: row.record for row in connection.execute(sa.select(_b.id, _b.record).where(*binned))}
@@ -64,7 +65,9 @@ def take_out(
     if back:
         _RESTORE.all(connection, back)
         connection.execute(sa.delete(bins).where(*binned, _b.id.in_([row["id"] for row in back])))
-    connection.execute(sa.delete(reservations).where(_r.namespace == namespace, _r.mark == mark))
+    # Without the keys it would look at every reservation that there is.
+    ours = _r.namespace == namespace, _r.key.in_(keys), _r.mark == mark
+    connection.execute(sa.delete(reservations).where(*ours))
     # An undo that is repeated finds what it has done.
     done = {row["id"] for row, _ in rows if there.get(row["id"]) == row["discarded_ms"]}
     return done | {row["id"] for row in back}
