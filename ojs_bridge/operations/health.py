@@ -85,13 +85,14 @@ class Question(Generic[T]):
     def __init__(self, name: str, ask: Callable[[], T]) -> None:
         self.answer: T | None = None
         self.error: Exception | None = None
-        self.asked = time.monotonic()
+        self.asked = self.answered = time.monotonic()
         self._ask = ask
         self.thread = threading.Thread(target=self._run, name=f"ojs-health-{name}", daemon=True)
 
     def _run(self) -> None:
         try:
             self.answer = self._ask()
+            self.answered = time.monotonic()
         except Exception as error:  # noqa: BLE001 - whatever it is, there is no answer
             self.error = error
 
@@ -102,15 +103,19 @@ class Probe:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._asking: dict[str, Question[Mapping[str, Check]]] = {}
+        #: The last ones that were answered, be it late.
+        self._told: dict[str, Question[Mapping[str, Check]]] = {}
         self._away: dict[str, datetime] = {}
         #: The workers as the store knew them last.
         self._workers: Sequence[Worker] = ()
         self._lock = threading.Lock()
 
-    def check(self, seconds: float = SECONDS, silent: float = 0.0) -> Health:
+    def check(self, seconds: float = SECONDS, silent: float = 0.0, more: float | None = None) -> Health:
         """Ask the store and the brokers at the same time, and wait so many seconds at most.
 
-        What has not answered then is away. If it was asked not so long ago as `silent` seconds it is late.
+        When the store has answered, the brokers have so many `more` at most. What has not answered then is
+        away. If it was asked not so long ago as `silent` seconds it is late: the other answers of the same
+        thread are those of the last time, with their `age` in seconds.
         """
         until = time.monotonic() + seconds
         store = self._ask("store", self._of_store)
@@ -126,7 +131,10 @@ class Probe:
             question.thread.join(max(0.0, until - time.monotonic()))
             is_late = question.thread.is_alive() and time.monotonic() - question.asked <= silent
             status: Status = "degraded" if is_late else "away"
+            if is_late and name in self._told:
+                checks |= _aged(self._told[name])
             checks |= question.answer or {name: Check(status, _why(question.error, seconds))}
+            until = min(until, time.monotonic() + (seconds if more is None else more))
         unasked = {name: Check("unknown", f"only the {knows} knows") for name, knows in _KNOWS.items()}
         return Health({name: self._since(name, check) for name, check in {**unasked, **checks}.items()})
 
@@ -147,6 +155,9 @@ class Probe:
         """Ask in a thread, or wait for the last question's answer: threads without one must not pile up."""
         with self._lock:
             question = self._asking.get(name)
+            if question is not None and question.answer is not None:
+                # It may have come since somebody waited for it.
+                self._told[name] = question
             if question is None or not question.thread.is_alive():
                 question = self._asking[name] = Question(name, ask)
                 question.thread.start()
@@ -193,6 +204,15 @@ class Probe:
             "broker": Check(status, message, {"frameworks": frameworks}),
             "backlog": _backlog(backlog, workers),
         }
+
+
+def _aged(question: Question[Mapping[str, Check]]) -> Mapping[str, Check]:
+    """Return what was answered some time ago, with its age."""
+    age = time.monotonic() - question.answered
+    return {
+        name: replace(check, facts={**check.facts, "age": age})
+        for name, check in (question.answer or {}).items()
+    }
 
 
 def _why(error: Exception | None, seconds: float) -> str:

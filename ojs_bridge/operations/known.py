@@ -170,6 +170,7 @@ def _queues(
 ) -> Iterable[QueueFacts]:
     taken = workers.counts(lambda worker: worker.queues)
     rows: Sequence[Mapping[str, Any]] = health.checks["backlog"].facts.get("queues", ())
+    at = now - timedelta(seconds=health.checks["backlog"].facts.get("age", 0.0))
     backlog = {(row["framework"], row["queue"]): row for row in rows}
     paused = {
         shown.hold.queue
@@ -180,7 +181,7 @@ def _queues(
     for framework, queue in sorted({*taken, *backlog}):
         row, out = backlog.get((framework, queue)), outs.get(queue_name(queue), 0.0)
         depth = None if row is None else int(row["depth"])
-        flow = Flow(None, None) if depth is None else flows.of(framework, queue, depth, now, out)
+        flow = Flow(None, None) if depth is None else flows.of(framework, queue, depth, at, out)
         keeps_up, seen = flow.keeps_up, taken.get((framework, queue), 0)
         if queue in paused:
             keeps_up = None

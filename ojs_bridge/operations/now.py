@@ -37,10 +37,10 @@ logger = logging.getLogger("ojs_bridge")
 FRESH = 5.0
 #: A store or a broker that has not answered for so many seconds is away. One that takes less long is slow.
 SILENT = 15.0
-#: The seconds that the first viewer waits, since nothing is known before.
+#: The seconds that the first viewer waits for the store, since nothing is known before.
 FIRST = 10.0
 _LATE = "the store takes long to answer, and this is what it has told before"
-_LATE_BROKER = "the broker takes long to answer, and its queues are not known"
+_LATE_BROKER = "the broker takes long to answer, and its queues are"
 #: How often the groups are read, in seconds, unless a new type dies.
 GROUPS = 60.0
 #: How long ago an operation may have ended that is still shown, and the most operations, groups, steady ones.
@@ -198,7 +198,7 @@ class Now:
         seconds = SECONDS if self._known else max(SECONDS, FIRST)
         now, until = self._context.clock(), time.monotonic() + seconds
         question = self._ask(store)
-        health = self._probe.check(seconds, SILENT)
+        health = self._probe.check(seconds, SILENT, SECONDS)
         question.thread.join(max(0.0, until - time.monotonic()))
         part, note = self._hear(question, now)
         if self._known:
@@ -206,7 +206,9 @@ class Now:
             self._known = replace(self._known, workers=self._probe.workers, in_broker=told)
         known = self._known or Known(now, Hour(whole_minute(now), [Counter() for _ in range(MINUTES)]))
         facts = facts_of(known, part, health, self._flows, self._dependencies, now, fail_open=self._fail_open)
-        notes = [note, _LATE_BROKER if facts.broker.status == "degraded" else ""]
+        age = health.checks["backlog"].facts.get("age")
+        queues = "not known" if age is None else f"those of {age:.0f} s ago"
+        notes = [note, f"{_LATE_BROKER} {queues}" if facts.broker.status == "degraded" else ""]
         return Moment(known, facts, verdict_of(facts), "; ".join(filter(None, notes)))
 
     def _ask(self, store: Store) -> Question[Known]:

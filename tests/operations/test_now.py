@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -394,7 +395,10 @@ def test_a_broker_that_is_away_is_told_in_one_sentence(fleet: Lives) -> None:
 
 
 def test_a_broker_that_is_slow_is_not_away(fleet: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It answers late, under load: that is a note. One that never answers is away after a while."""
+    """It answers late, under load: that is a note, and its last answer stays, with its age.
+
+    One that never answers is away after a while.
+    """
     bridge, outbox = fleet
     at = bridge.engine.now()
     lives(store_of(bridge), at)
@@ -408,20 +412,60 @@ def test_a_broker_that_is_slow_is_not_away(fleet: Lives, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(outbox, "backlog", slow)
     check = bridge._moments._probe.check
-    monkeypatch.setattr(bridge._moments._probe, "check", lambda _, silent: check(0.3, silent))
+    monkeypatch.setattr(bridge._moments._probe, "check", lambda _, silent, more: check(0.3, silent, more))
     monkeypatch.setattr(now, "SILENT", 60.0)
     try:
         told = fresh(bridge)
         assert told.verdict.sentence == "The broker takes long to answer."
         assert (told.verdict.level, told.facts.broker.status) == ("slow", "degraded")
-        assert told.note == "the broker takes long to answer, and its queues are not known"
         monkeypatch.setattr(now, "SILENT", 0.0)
         assert fresh(bridge).verdict.sentence.startswith("The broker is away since ")
+        monkeypatch.setattr(now, "SILENT", 60.0)
+        # The late answer comes, and the next one is late, too.
+        outbox.waiting = {"mail": 7}
+        goes_on.set()
+        asking = bridge._moments._probe._asking["broker"]
+        eventually(lambda: not asking.thread.is_alive(), what="its late answer")
+        goes_on.clear()
+        told = fresh(bridge)
+        assert [(queue.queue, queue.depth) for queue in told.facts.queues] == [("mail", 7)]
+        assert told.facts.broker.status == "degraded"
+        assert re.fullmatch(
+            r"the broker takes long to answer, and its queues are those of \d+ s ago", told.note
+        )
     finally:
         goes_on.set()
     monkeypatch.setattr(bridge._moments._probe, "check", check)
     monkeypatch.setattr(now, "SILENT", 60.0)
     eventually(lambda: fresh(bridge).verdict.level == "well", what="its answer")
+
+
+def test_the_first_viewer_does_not_wait_long_for_a_broker(
+    fleet: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store has time then; what the broker tells follows."""
+    bridge, outbox = fleet
+    lives(store_of(bridge), bridge.engine.now())
+    goes_on, backlog = threading.Event(), outbox.backlog
+
+    def slow(queues: Collection[str]) -> Sequence[Backlog]:
+        goes_on.wait(300)
+        return backlog(queues)
+
+    monkeypatch.setattr(outbox, "backlog", slow)
+    monkeypatch.setattr(now, "SECONDS", 1.0)
+    monkeypatch.setattr(now, "FIRST", 200.0)
+    monkeypatch.setattr(now, "SILENT", 300.0)
+    began = time.monotonic()
+    try:
+        told = bridge.now()
+        assert time.monotonic() - began < 100
+        assert (len(told.known.workers), told.facts.broker.status) == (1, "degraded")
+        assert told.note == "the broker takes long to answer, and its queues are not known"
+    finally:
+        goes_on.set()
+    monkeypatch.setattr(now, "SECONDS", 30.0)
+    eventually(lambda: fresh(bridge).facts.broker.status == "ok", what="the broker's answer")
 
 
 def test_deaths_that_are_over_are_a_line(fleet: Lives) -> None:
