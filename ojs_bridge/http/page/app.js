@@ -3,7 +3,7 @@
 import { html, render, useEffect } from "./base.js";
 import { Questions } from "./ask.js";
 import * as audit from "./audit.js";
-import { desk, set, trouble, useDesk } from "./desk.js";
+import { trouble, useDesk } from "./desk.js";
 import * as groups from "./groups.js";
 import { listen } from "./keys.js";
 import * as letters from "./letters.js";

@@ -4,7 +4,7 @@ import { useEffect, useReducer } from "./base.js";
 import { clock } from "./words.js";
 
 export const desk = {
-  role: "", away: null, now: null, nowAt: null, isFrozen: false, isHeld: false, failedAt: null, updatedAt: null,
+  role: "", away: null, now: null, isFrozen: false, isHeld: false, failedAt: null, updatedAt: null,
   told: "", undone: "", wrong: "", dialog: null,
 };
 const listeners = new Set();
@@ -25,9 +25,6 @@ export function useDesk() {
   }, []);
   return desk;
 }
-
-export const role = () => desk.role;
-export const isAway = () => Boolean(desk.away);
 
 // What this token may do: "replay", "delete", or "write" for all else. While the store is away nothing can be written.
 export function may(what) {

@@ -2,7 +2,7 @@
 
 import { call } from "./api.js";
 import { html, useEffect } from "./base.js";
-import { desk, set, useDesk } from "./desk.js";
+import { set, useDesk } from "./desk.js";
 import { showKeys } from "./keys.js";
 import { freeze, useLive, useTick } from "./live.js";
 import { addressOf, windowFor } from "./place.js";
