@@ -46,6 +46,7 @@ def have_an_incident(desk: Desk) -> None:
     desk.park("held", reason="held", **held)
     desk.outbox.waiting, desk.outbox.oldest_at = {"slow": 1200}, minute - timedelta(minutes=5)
     worker(desk.bridge, "a:1", FRAMEWORK, "fast")
+    worker(desk.bridge, "a:2", "celery", "fast")
 
 
 def local(page: Page, text: str) -> str:
@@ -78,8 +79,9 @@ def test_an_incident(desk: Desk) -> None:
     for told in ("mail.*", "paused", "1 held", "the relay is down"):
         expect(hold).to_contain_text(told)
     expect(page.locator(".ws li")).to_have_text(re.compile(r"^a\s*idle$"))
+    expect(page.locator(".ws header")).to_contain_text("2 on 1 host")
     pulse = page.locator(".pulse")
-    for told in ("/min", "In queues 1,200", "Held 1", "Store ok", "Broker ok", "Workers 1"):
+    for told in ("/min", "In queues 1,200", "Held 1", "Store ok", "Broker ok", "Workers 2"):
         expect(pulse).to_contain_text(re.compile(told.replace(" ", r"\s*")))
     expect(page.locator("nav a", has_text="Groups")).to_contain_text("1 bad")
     expect(page.locator("nav a", has_text="Letters")).to_contain_text("12")

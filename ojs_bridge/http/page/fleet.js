@@ -43,13 +43,17 @@ function KeepsUp({ paused, keeps, grows }) {
 export function Workers({ workers, pulse, at }) {
   const silent = pulse.workers.filter(({ silent_since: since }) => since), hosts = hostsOf(workers);
   const idle = hosts.filter(({ runs }) => !runs), busy = hosts.filter(({ runs }) => runs);
+  const places = new Set(hosts.map(({ host }) => host)).size;
   const told = silent.length ? html`<span class="s retried">${silent.length} silent</span>`
-    : html`<span class="s q">${count(workers.length)} on ${many(hosts.length, "host")}</span>`;
+    : html`<span class="s q">${count(workers.length)} on ${many(places, "host")}</span>`;
+  // A host of two frameworks may be idle in one.
+  const idlers = new Set(idle.map(({ host, framework }) => (busy.some((one) => one.host === host)
+    ? `${host} ${framework}` : host)));
   return html`<header><h2>Workers</h2>${told}</header>
     ${hosts.length + silent.length ? html`<ul class="hosts">
       ${silent.map((host) => html`<${Silent} key=${`${host.framework}/${host.host}`} ...${host} />`)}
       ${busy.map((host) => html`<${Host} key=${`${host.framework}/${host.host}`} ...${host} at=${at} />`)}
-      ${idle.length > 0 && html`<li><span class="wrap">${cut(idle.map(({ host }) => host).join(", "), 300)}</span>
+      ${idlers.size > 0 && html`<li><span class="wrap">${cut([...idlers].join(", "), 300)}</span>
         <span class="num q">idle</span></li>`}</ul>`
       : html`<p class="nothing">No worker was seen in the last 90 s.</p>`}`;
 }
