@@ -284,4 +284,5 @@ def json_of(name: str, text: str | None) -> Any:
     try:
         return None if text is None else json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{name}: {text!r} is not JSON: {error}") from None
+        quotes = f", in which a text has quotes, as '\"{text}\"'" if str(text).isalnum() else ""
+        raise ValueError(f"{name}: {text!r} is not JSON{quotes}: {error}") from None

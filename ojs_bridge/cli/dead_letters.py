@@ -154,7 +154,10 @@ def delete(
     chosen = [*found_of(letters.get, ids)]
     if chosen:
         ask(f"Delete {letter_count(len(chosen))} from {place}?", letters_table(chosen), yes=yes)
-    return each(ids, partial(letters.delete, forever=forever), "deleted", as_json=as_json)
+    code = each(ids, partial(letters.delete, forever=forever), "deleted", as_json=as_json)
+    if not forever and code is None:
+        say("within an hour: `ojs-bridge audit` has the id for `ojs-bridge undo`")
+    return code
 
 
 @command(group, "purge", changes=True)

@@ -194,7 +194,10 @@ def rates(
     """
     at = place.bridge.engine.now()
     begins = time_from("since", since, at) or at - timedelta(hours=1)
-    history = place.bridge.rates(since=begins, until=time_from("until", until, at), type=type_, queue=queue)
+    ends = time_from("until", until, at)
+    if ends and begins >= ends:
+        raise ValueError(f"since: {begins} must be before until, {ends}")
+    history = place.bridge.rates(since=begins, until=ends, type=type_, queue=queue)
     if as_json:
         show_json(history.to_ojs())
     elif history.by_type:

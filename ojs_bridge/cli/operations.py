@@ -61,7 +61,9 @@ from .printing import (
     time_of,
 )
 
-group = group_of("operations", "Operations on many letters or waiting jobs: list, stop, resume.")
+group = group_of(
+    "operations", "Operations on many letters or waiting jobs: list, stop, resume, send a probe's rest."
+)
 
 #: The past of each action.
 DONE = {"replay": "replayed", "purge": "deleted", "run": "made due", "move": "moved", "cancel": "cancelled"}
@@ -96,7 +98,11 @@ def show_one(place: Place, operation_id: Id, as_json: AsJson = False) -> None:
     operation_id = place.bridge.operations.id_of(operation_id)
     operation = place.bridge.operations.get(operation_id)
     known = {**operation.to_ojs(), "action": operation.action, "jobs": str(operation.jobs or "")}
-    facts = facts_table((name, value) for name, value in known.items() if value not in (None, "", [], {}))
+    facts = facts_table(
+        (name, value)
+        for name, value in known.items()
+        if value is not False and value not in (None, "", [], {})
+    )
     dead, _ = place.bridge.operations.died_again(operation_id)
     again: list[RenderableType] = ["", "died again:", letters_table(dead)] if dead else []
     answer(_json_of(operation), facts, *_stayed(operation), *again, as_json=as_json)

@@ -201,6 +201,7 @@ def audit(
     *,
     place: Place,
     since: Annotated[str | None, Option(help=f"At this time or later. {WHEN}.")] = None,
+    until: Annotated[str | None, Option(help=f"Before this time. {WHEN}.")] = None,
     who: Annotated[
         str | None, Option(help="Only of this name, or of a pattern such as *@shop.example")
     ] = None,
@@ -210,8 +211,9 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """List who did what in the last 180 days, newest first; if there is more, a cursor goes to stderr."""
-    after = time_from("since", since, place.bridge.engine.now())
-    read = partial(place.bridge.audit.list, since=after, who=who, action=action)
+    now = place.bridge.engine.now()
+    after, before = time_from("since", since, now), time_from("until", until, now)
+    read = partial(place.bridge.audit.list, since=after, until=before, who=who, action=action)
     page = read(limit=limit, cursor=cursor)
     show_entries(page.records, _table, "no records", as_json=as_json)
     if page.next_cursor:

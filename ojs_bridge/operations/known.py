@@ -90,8 +90,10 @@ def facts_of(
 def part_of(health: Health, name: str) -> Part:
     """Return whether the store or the broker answers."""
     check = health.checks[name]
-    since = check.facts.get("away_since")
-    return Part(check.status, check.message, since and parse_time(since))
+    since, frameworks = check.facts.get("away_since"), check.facts.get("frameworks", {})
+    away = [framework for framework, status in frameworks.items() if status == "away"]
+    of = " and ".join(away) if len(away) < len(frameworks) else ""
+    return Part(check.status, check.message, since and parse_time(since), of)
 
 
 def sum_of(series: Iterable[Minutes]) -> Minutes:

@@ -65,6 +65,8 @@ class Webhook:
             if value is not None and not _is_web(value):
                 # It may have a secret in it.
                 raise ConfigurationError(f"webhook: {name}: must be an http:// or https:// URL with a host")
+            if value is not None and "@" in urlsplit(value).netloc:
+                raise ConfigurationError(f"webhook: {name}: must have no user and no password")
         if self.form not in get_args(Form):
             raise ConfigurationError(f"webhook: form: {self.form!r} must be json or slack")
         if self.secret is not None and not (isinstance(self.secret, str) and self.secret):
@@ -118,14 +120,18 @@ def slack(event: Event, link: str | None) -> dict[str, Any]:
     """Return an event in Slack's form."""
     data = event.data
     rate = f"{data['per_minute']:g} die a minute, {data['count']:,} dead, {data['retrying']:,} retry"
-    head = f"*{_WORDS[data['state']]}: {_plain(data['job_type'])}*  {_plain(data['error_type'])}"
-    text = f"{head}\n{_plain(data['message'])}\n{rate}"
+    head = f"*{_WORDS[data['state']]}:* `{_plain(data['job_type'])}`  `{_plain(data['error_type'])}`"
+    message = f"```\n{_plain(data['message'])}\n```\n" if data["message"] else ""
+    text = f"{head}\n{message}{rate}"
     return {"text": f"{text}\n<{link}|Open the group>" if link else text}
 
 
 def _plain(text: str) -> str:
-    """Return a text without what Slack would read as markup."""
-    sound = text.encode("utf-8", "replace").decode()[:500]
+    """Return a text that stands in Slack's, Mattermost's or Discord's marks of code: nothing in it is markup.
+
+    So no text of a job, such as `@channel`, calls anybody, and no picture is loaded.
+    """
+    sound = text.encode("utf-8", "replace").decode()[:500].replace("`", "'")
     return sound.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -189,10 +195,15 @@ class Teller:
             once_a_period(store.reservations, "groups", PERIOD, clock, lambda: self._tell(store, webhooks))
 
     def _tell(self, store: Store, webhooks: Sequence[Webhook]) -> None:
-        for group in self._groups.list(state=LIVE, limit=MOST, steps=1):
-            event = event_of(group, self._context.clock())
+        told = [
+            (group, event_of(group, self._context.clock()))
+            for group in self._groups.list(state=LIVE, limit=MOST, steps=1)
+        ]
+        # A slow receiver keeps no listener waiting.
+        for group, event in told:
             if self._context.events.listeners and self._claim(store, "events", group):
                 self._context.emit(event)
+        for group, event in told:
             for webhook in webhooks:
                 if group.state in webhook.states:
                     self._post(store, webhook, group, event)

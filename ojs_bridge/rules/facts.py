@@ -17,11 +17,15 @@ NONE: Minutes = (0,) * MINUTES
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Whether the store or the broker answers, and since when it is away."""
+    """Whether the store or the broker answers, and since when it is away.
+
+    Where only some of the brokers are away, `of` names their frameworks.
+    """
 
     status: Status
     message: str = ""
     since: datetime | None = None
+    of: str = ""
 
 
 @dataclass(frozen=True, slots=True)

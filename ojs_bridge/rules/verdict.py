@@ -136,6 +136,8 @@ def _away(facts: Facts) -> Verdict | None:
     elif store:
         begins = "jobs begin without their reservations" if facts.fail_open else "no job begins"
         sentence, why = f"The store is away{since}: {begins}.", "" if facts.fail_open else _WAIT
+    elif part.of:
+        sentence, why = f"The broker of {part.of} is away{since}: no job of it comes to a worker.", _SENT
     else:
         sentence, why = f"The broker is away{since}: no job comes to a worker.", _SENT
     message = f" It says: {cut(part.message)}" if part.message else ""

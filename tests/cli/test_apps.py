@@ -158,6 +158,8 @@ def test_a_replay_of_all_with_edits(folder: Path, valkey_url: str) -> None:
     for word in ("country", 'country={"', "=1"):
         refused = dead_letters(folder, valkey_url, "replay", "--all", "--set", word)
         assert (refused.code, refused.err.startswith("ojs-bridge: set: ")) == (2, True)
+    refused = dead_letters(folder, valkey_url, "replay", "--all", "--set", "country=CH")
+    assert """set: country: 'CH' is not JSON, in which a text has quotes, as '"CH"': """ in refused.err
 
 
 def test_a_replay_on_dramatiq(folder: Path, valkey_url: str) -> None:

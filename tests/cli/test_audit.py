@@ -51,6 +51,7 @@ def test_its_filters(store: str) -> None:
         len(run("audit", "--json", "--action", "dead_letter.delete", "--since", "1h", store=store).json) == 3
     )
     assert run("audit", "--since", "2099-01-01", store=store).out == "no records\n"
+    assert run("audit", "--until", "1h", store=store).out == "no records\n"
     page = run("audit", "--json", "--limit", "1", store=store)
     cursor = page.err.removeprefix("there may be more: --cursor ").strip()
     rest = run("audit", "--json", "--cursor", cursor, store=store)

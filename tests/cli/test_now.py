@@ -109,6 +109,8 @@ def test_rates(store: str) -> None:
     )
     assert run("rates", "--type", "none", store=store).out == "no runs\n"
     assert run("rates", "--since", "soon", store=store).code == 2
+    turned = run("rates", "--since", "1h", "--until", "2h", store=store)
+    assert (turned.code, turned.err.startswith("ojs-bridge: since: ")) == (2, True)
 
 
 def test_a_report_of_an_incident(store: str) -> None:

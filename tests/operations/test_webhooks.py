@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -122,13 +123,14 @@ def test_a_group_is_posted_once_for_the_whole_fleet(url: str, receiver: Receiver
 
 
 def test_a_group_that_comes_back_is_posted_in_the_form_of_slack(url: str, receiver: Receiver) -> None:
-    """What Slack would read as markup is text. A muted group is not told."""
+    """What a chat would read as markup is text. A muted group is not told."""
     bridge = bridge_at(url, receiver, form="slack", page_url="https://ops.example", states=["came_back"])
-    group = die(bridge)
+    message = "@channel ![](https://a.example) ``` <answered> 503"
+    group = die(bridge, message)
     tell(bridge)
     bridge.groups.resolve(group)
     at = bridge.engine.now() + timedelta(milliseconds=5)
-    die(bridge, discarded_at=at, id="again")
+    die(bridge, message, discarded_at=at, id="again")
     bridge.groups.mute(group)
     tell(bridge)
     assert receiver.got == []
@@ -137,9 +139,9 @@ def test_a_group_that_comes_back_is_posted_in_the_form_of_slack(url: str, receiv
     tell(bridge)
     [(_, body)] = receiver.got
     lines = json.loads(body)["text"].splitlines()
-    assert lines[0] == "*Came back: billing.charge*  external.timeout"
-    assert lines[1] == "bank &lt;answered&gt; 503"
-    assert lines[3] == f"<https://ops.example/#groups/{group}|Open the group>"
+    assert lines[0] == "*Came back:* `billing.charge`  `external.timeout`"
+    assert lines[1:4] == ["```", "@channel ![](https://a.example) ''' &lt;answered&gt; 503", "```"]
+    assert lines[5] == f"<https://ops.example/#groups/{group}|Open the group>"
 
 
 def test_a_worker_that_cannot_send_leaves_it_to_another(
@@ -191,6 +193,21 @@ def test_listeners_hear_of_groups_from_a_thread_of_a_worker(
     assert heard[0].subject == group
 
 
+def test_a_receiver_that_hangs_keeps_no_listener_waiting(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listeners hear of all groups before the first webhook is asked."""
+    monkeypatch.setattr(webhooks, "PATIENCE", 300.0)
+    heard: list[Event] = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hook = Webhook(f"http://127.0.0.1:{silent.getsockname()[1]}/key")
+        bridge = Bridge(url, webhooks=[hook], listeners=[heard.append])
+        groups = {die(bridge, message) for message in ("one fault", "another fault")}
+        telling = threading.Thread(target=tell, args=(bridge,))
+        telling.start()
+        eventually(lambda: {one.subject for one in heard if one.type == "group.new"} == groups, what="both")
+        assert telling.is_alive()
+    telling.join()
+
+
 def test_a_variable_names_webhooks(unconfigured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a table does: each is a URL, or a table of its fields."""
     given = '[{"url": "https://a.example/x", "form": "slack", "secret": "s"}, "http://b.example"]'
@@ -232,6 +249,7 @@ def test_what_is_no_webhook(given: Any, why: str) -> None:
         ({"form": "xml"}, "webhook: form: 'xml' must be json or slack"),
         ({"secret": ""}, "webhook: secret: must be a text that is not empty"),
         ({"states": ["steady"]}, "webhook: states: ['steady'] must be some of new, came_back, growing"),
+        ({"page_url": "https://a:b@ops.example"}, "webhook: page_url: must have no user and no password"),
         ({"page_url": "ops"}, "webhook: page_url: must be an http:// or https:// URL with a host"),
     ],
 )

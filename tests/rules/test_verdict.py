@@ -177,6 +177,8 @@ SILENT = HostFacts("celery", "search-2", 0, 1, AT - 20 * MINUTE, ("search",))
          "The store is away since 2026-11-28T03:30:30Z: jobs begin without their reservations."),
         (replace(WELL, types=(BLEEDS,), broker=Part("away", "refused", AT)), "away",
          "The broker is away since 2026-11-28T03:30:30Z: no job comes to a worker."),
+        (replace(WELL, broker=Part("away", "celery: refused", AT, "celery")), "away",
+         "The broker of celery is away since 2026-11-28T03:30:30Z: no job of it comes to a worker."),
         (replace(WELL, broker=Part("away", "", AT), store=Part("away", "", AT)), "away",
          "The store and the broker are away since 2026-11-28T03:30:30Z: no job begins."),
         (Facts(AT, Part("degraded"), OK), "slow",
