@@ -83,6 +83,7 @@ def test_errors_of_jobs_that_still_retry_are_there(desk: Desk) -> None:
     expect(row.locator(".menu button")).to_have_text(["Resolve in a mark…", "Mute…", "Copy link"])
     row.locator(".msg").click()
     expect(page.locator(".stats")).to_contain_text("retry now3")
+    expect(page.locator(".desk")).to_contain_text("No job has died of it in this time")
     expect(page.get_by_role("button", name="Probe replay")).to_have_count(0)
 
 
@@ -245,5 +246,8 @@ def test_the_worst_group_comes_first(desk: Desk) -> None:
     desk.bury("new", ago=1, type="mail.send", error={"type": "mail.error", "message": message})
     page.get_by_label("Order").select_option("last")
     expect(desk.rows("groups").first.locator(".msg")).to_contain_text("(psycopg.Error) duplicate key")
+    desk.filter("Queue", "default")
+    expect(page).to_have_url(re.compile("order=last"))
+    expect(desk.rows("groups")).to_have_count(2)
     desk.rows("groups").first.locator(".msg").click()
     expect(page.locator(".stats")).to_contain_text(re.compile("first death.* after v42"))

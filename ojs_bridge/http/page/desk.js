@@ -54,5 +54,10 @@ export async function guarded(work) {
   }
 }
 
+export const copy = (text, what) => guarded(async () => {
+  await navigator.clipboard.writeText(text);
+  told(`Copied ${what}`);
+});
+
 export const open = (dialog) => set({ dialog });
 export const close = () => set({ dialog: null });

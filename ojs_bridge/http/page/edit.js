@@ -1,7 +1,7 @@
 // The form that changes a dead letter before it is replayed: a field for each argument, or JSON where it must be.
 
 import { ask, typed } from "./ask.js";
-import { call, cut, guarded, html, json, pathOf, useRef, useState } from "./ui.js";
+import { call, cut, guarded, html, json, many, pathOf, useRef, useState } from "./ui.js";
 
 const isObject = (value) => value !== null && typeof value === "object";
 const WRONG = { args: 'This is no list such as [1, "a"].', kwargs: 'This is no object such as {"a": 1}.' };
@@ -15,6 +15,7 @@ export function Edit({ job, may, changed }) {
     part: "queue", isText: true }];
   const form = useRef(null), valueOf = (field) => values[field.name] ?? field.first;
   const differing = fields.filter((field) => valueOf(field) !== field.first), number = differing.length;
+  const deed = number > 0 && `Replay with ${many(number, "change")}`;
   const put = (field, value) => {
     setValues({ ...values, [field.name]: value });
     setProblems({ ...problems, [field.name]: problems[field.name] && problemOf(field, value) });
@@ -32,7 +33,7 @@ export function Edit({ job, may, changed }) {
     const lines = differing.map((field) => `${field.label}: ${cut(valueOf(field), 500)}`);
     const work = (given) => call("POST", pathOf("dead-letter", job.id, "retry"), { body: bodyOf(override,
       typed(given)) });
-    const yes = number ? `Replay with ${number === 1 ? "1 change" : `${number} changes`}` : "Replay 1 dead letter";
+    const yes = deed || "Replay 1 dead letter";
     const { type, message } = job.errors.at(-1) || {};
     return guarded(() => ask({ title: yes, yes, no: "Do not replay", quote: { message: message || type,
       type: job.type }, lines, work, done: "Replayed 1 dead letter" }));
@@ -44,8 +45,8 @@ export function Edit({ job, may, changed }) {
     <form ref=${form} class="example" novalidate onSubmit=${submit}><div class="edit">
       ${fields.map((field) => html`<${Field} key=${field.name} field=${field} value=${valueOf(field)}
         problem=${problems[field.name]} may=${may} put=${(value) => put(field, value)} />`)}
-    </div>${may && html`<div class="edit"><button type="submit" class="to ${number ? "first" : ""}">${number ?
-      `Replay with ${number === 1 ? "1 change" : `${number} changes`}` : "Replay as it is"}</button></div>`}</form>
+    </div>${may && html`<div class="edit"><button type="submit" class="to ${number ? "first" : ""}">${deed ||
+      "Replay as it is"}</button></div>`}</form>
       </section>`;
 }
 

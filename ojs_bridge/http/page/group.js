@@ -1,10 +1,10 @@
 // One group: what it is, how many it hurts and whom, one of them as it is, its letters, and what has happened.
 
-import { deedsOf, isBad, nameOf, replay, resolve, State } from "./groups.js";
+import { deedsOf, isBad, nameOf, replay, say, State } from "./groups.js";
 import { pause } from "./holds.js";
 import { Failure } from "./letter.js";
 import { names } from "./operations.js";
-import { shown } from "./rows.js";
+import { Crumb } from "./rows.js";
 import { useKeys } from "./keys.js";
 import {
   addressOf, Bars, call, count, cut, go, guarded, html, may, Menu, pathOf, rate, Sign, span, stamp, timeOf, trouble,
@@ -36,17 +36,11 @@ export function Group({ id, filters }) {
   const values = useArguments(id, filters);
   const { data, error, reload } = useLive(() => load(id, filters), [id, JSON.stringify(filters)]);
   const known = data?.id === id ? data : null, group = known?.group;
-  const step = (by) => () => {
-    const near = shown.groups || [], next = near[near.indexOf(id) + by];
-    if (next && near.includes(id)) go("groups", filters, next, true);
-  };
   useTitle(group && cut(nameOf(group), 80), "Group");
-  useKeys({ j: step(1), k: step(-1), p: () => group?.count && may("replay") && guarded(() => replay(group, filters)) });
-  if (!known) return error ? null : html`<p class="end q">Loading…</p>`;
-  const crumb = html`<div class="crumb"><a href=${addressOf("groups", filters)}>Groups</a><span class="space"></span>
-    <${Window} view="groups" filters=${filters} id=${id} />
-    <button type="button" aria-label="Previous group" onClick=${step(-1)}>↑ <kbd>k</kbd></button>
-    <button type="button" aria-label="Next group" onClick=${step(1)}>↓ <kbd>j</kbd></button></div>`;
+  useKeys({ p: () => group?.count && may("replay") && guarded(() => replay(group, filters)) });
+  const crumb = html`<${Crumb} view="groups" ...${{ id, filters }}
+    end=${html`<${Window} view="groups" ...${{ id, filters }} />`} />`;
+  if (!known) return html`${crumb}${!error && html`<p class="end q">Loading…</p>`}`;
   if (!group) {
     return html`${crumb}<h1 class="h">No letter of this group</h1>
       <p class="end q">Nothing of it has died in this time.${" "}
@@ -55,8 +49,9 @@ export function Group({ id, filters }) {
   }
   return html`${crumb}<${Title} ...${{ group, filters, reload, values }} />
     <div class="desk"><div class="col"><${Numbers} ...${{ group, filters, marks: known.marks }} />
-      <${Deaths} timeline=${known.timeline} marks=${known.marks} view="groups" id=${id} filters=${filters}
-        onBar=${(since, until) => go("letters", { group: id, since, until })} />
+      ${group.count ? html`<${Deaths} ...${{ timeline: known.timeline, marks: known.marks, id, filters }} view="groups"
+        onBar=${(since, until) => go("letters", { group: id, since, until })} />`
+        : html`<p class="nothing">No job has died of it in this time; its jobs are retried.</p>`}
       ${known.newest && html`<${Newest} letter=${known.newest} />`}
       <${Letters} ...${{ group, jobs: known.jobs, filters }} /></div>
       <div class="col">${values && html`<${Hurt} known=${values} />`}
@@ -86,7 +81,7 @@ function Title({ group, filters, reload, values }) {
       ${may("write") && html`<button type="button" onClick=${() => guarded(() => pause({ type: one }))}>Pause ${one}…
         </button>`}
       ${may("write") && group.state !== "resolved" && html`<button type="button" onClick=${() =>
-        guarded(() => resolve([group], reload))}>Resolve in a mark…</button>`}
+        guarded(() => say("resolve", [group], reload))}>Resolve in a mark…</button>`}
       <${Menu} label="this group" items=${() => deedsOf(group, filters, reload)} /></div></div>`;
 }
 
@@ -156,7 +151,7 @@ function Fact({ known }) {
   const { arguments: all, counted, of } = known, same = all.filter((one) => one.one_value).slice(0, SAME);
   const most = all.find(({ values: [{ count: n }] }) => counted >= MANY && n >= NEARLY * counted);
   const facts = (same.length ? same : most ? [most] : []).map(({ name, values: [{ value }] }, n) => html`${n > 0 &&
-    " and "}<code>${name} = ${cut(told(value), 80)}</code>`);
+    " and "}<code>${called(name)} = ${cut(told(value), 80)}</code>`);
   if (!facts.length) return all.length > 0 && html`<p class="fact q">No argument is the same in all.</p>`;
   const which = counted < of ? `of the newest ${count(counted)}` : count(counted);
   return html`<p class="fact">${same.length ? `All ${which}` : `${count(most.values[0].count)} of ${which}`} have${" "}
@@ -170,8 +165,8 @@ function Hurt({ known }) {
   const put = ({ target }) => setName(target.value);
   return html`<section aria-label="Whom it hurts"><header><h2>Whom it hurts</h2>${others.length > 1
     ? html`<label class="s q">by${" "}<select aria-label="Argument" value=${shown.name} onChange=${put}>
-        ${others.map((one) => html`<option value=${one.name}>${one.name}</option>`)}</select></label>`
-    : html`<span class="s q">by ${shown.name}</span>`}</header>
+        ${others.map((one) => html`<option value=${one.name}>${called(one.name)}</option>`)}</select></label>`
+    : html`<span class="s q">by ${called(shown.name)}</span>`}</header>
     ${counted < of && html`<p class="q s">Counted: the newest ${count(counted)} of ${count(of)}.</p>`}
     <ol>${shown.values.slice(0, VALUES).map(({ value, count: n }) => html`<li class="share" key=${told(value)}>
       <code class="one" title=${told(value)}>${cut(told(value), 80)}</code>
@@ -181,6 +176,7 @@ function Hurt({ known }) {
       ${shown.values.length > VALUES && html`<li class="share s q">and other values</li>`}</ol></section>`;
 }
 
+const called = (name) => (/^\d+$/.test(name) ? `args[${name}]` : name);
 const told = (value) => (typeof value === "string" ? value : JSON.stringify(value));
 
 // What explains it: marks, the first death, and who mended or muted it.

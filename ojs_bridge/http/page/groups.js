@@ -7,8 +7,8 @@ import { useKeys } from "./keys.js";
 import { names } from "./operations.js";
 import { Bar, Choice, Filters, Pick, queryOf, Rows, Tabs, useList } from "./rows.js";
 import {
-  addressOf, Badge, call, count, cut, go, guarded, html, many, may, Menu, pathOf, rate, Spark, stamp, timeOf,
-  timeOrDay, TIMES, told, useDesk, usually, useTitle, when, Window, windowFor, windowOf,
+  addressOf, Badge, call, copy, count, cut, go, guarded, html, many, may, Menu, pathOf, rate, Spark, stamp, timeOf,
+  timeOrDay, TIMES, useDesk, usually, useTitle, when, Window, windowFor, windowOf,
 } from "./ui.js";
 
 const KIND = "dead-letter/groups";
@@ -48,53 +48,52 @@ const wordsFor = (group) => ({ quote: quoteOf(group), firstAt: group.first_at, q
 export const replay = (group, filters) => act("retry", { filter: whereOf(group, filters) }, wordsFor(group));
 export const remove = (group, filters) => act("purge", { filter: whereOf(group, filters) }, wordsFor(group));
 
-const MUTE = [{ label: "Until", name: "until", type: "datetime-local", note: "empty: for seven days" }];
-const MARK = [{ label: "Mended in", name: "mark", placeholder: "a mark such as v42, optional" }];
-const LASTS = "For seven days, or until it has twice as many deaths. Its letters stay as they are.";
-const BACK = "It comes back as soon as it dies again, and is told of then.";
+// What can be said of groups: that they do not matter now, or that they are mended.
+const SAYINGS = {
+  mute: {
+    verb: "Mute", done: "Muted", no: "Leave it in the list",
+    line: "For seven days, or until it has twice as many deaths. Its letters stay as they are.",
+    fields: [{ label: "Until", name: "until", type: "datetime-local", note: "empty: for seven days" }],
+  },
+  resolve: {
+    verb: "Resolve", done: "Resolved", no: "It is not mended",
+    line: "It comes back as soon as it dies again, and is told of then.",
+    fields: [{ label: "Mended in", name: "mark", placeholder: "a mark such as v42, optional" }],
+  },
+};
 
 // The groups are told one by one: a server mutes and resolves one at a time.
 async function each(groups, method, name, body) {
   for (const { fingerprint } of groups) await call(method, pathOf(KIND, fingerprint, name), body && { body });
 }
 
-const inWords = (groups) => (groups.length === 1 ? "the group" : many(groups.length, "group"));
-const quoteAll = (groups) =>
-  (groups.length === 1 ? { quote: quoteOf(groups[0]) } : { lines: [groups.map(nameOf).join("\n")] });
-
-export async function mute(groups, reload) {
-  const yes = `Mute ${inWords(groups)}`, { lines = [], ...quote } = quoteAll(groups);
-  const work = (values) => each(groups, "POST", "mute", typed(values, MUTE));
-  if (await ask({ ...quote, title: yes, yes, no: "Leave it in the list", lines: [...lines, LASTS], fields: MUTE, work,
-    done: `Muted ${inWords(groups)}` })) await reload();
+export async function say(name, groups, reload) {
+  const { verb, done, no, line, fields } = SAYINGS[name], isOne = groups.length === 1;
+  const words = isOne ? "the group" : many(groups.length, "group"), yes = `${verb} ${words}`;
+  const lines = [!isOne && groups.map(nameOf).join("\n"), line];
+  const work = (values) => each(groups, "POST", name, typed(values, fields));
+  if (await ask({ title: yes, yes, no, lines, fields, work, quote: isOne ? quoteOf(groups[0]) : {},
+    done: `${done} ${words}` })) await reload();
 }
 
-export async function resolve(groups, reload) {
-  const yes = `Resolve ${inWords(groups)}`, { lines = [], ...quote } = quoteAll(groups);
-  const work = (values) => each(groups, "POST", "resolve", typed(values, MARK));
-  if (await ask({ ...quote, title: yes, yes, no: "It is not mended", lines: [...lines, BACK], fields: MARK, work,
-    done: `Resolved ${inWords(groups)}` })) await reload();
-}
-
-const back = (group, name, reload) => guarded(async () => {
+async function back(group, name, reload) {
   await each([group], "DELETE", name);
   await reload();
-});
+}
 
 // What can be done with one group; the destructive one is the last.
 export function deedsOf(group, filters, reload) {
-  const hasLetters = group.count > 0, link = () => navigator.clipboard.writeText(new URL(addressOf("groups",
-    windowFor("groups", filters), group.fingerprint), location.href).href);
+  const hasLetters = group.count > 0;
+  const link = () => new URL(addressOf("groups", windowFor("groups", filters), group.fingerprint), location.href).href;
   return [
-    may("replay") && hasLetters && { text: "Probe replay…", act: () => guarded(() => replay(group, filters)) },
+    may("replay") && hasLetters && { text: "Probe replay…", act: () => replay(group, filters) },
     may("write") && (group.state === "resolved"
       ? { text: "Not mended after all", act: () => back(group, "resolve", reload) }
-      : { text: "Resolve in a mark…", act: () => guarded(() => resolve([group], reload)) }),
-    may("write") && (group.muted ? { text: "Unmute", act: () => back(group, "mute", reload) } : { text: "Mute…",
-      act: () => guarded(() => mute([group], reload)) }),
-    { text: "Copy link", act: () => guarded(async () => { await link(); told("Copied the link"); }) },
-    may("delete") && hasLetters && { text: "Delete letters…", danger: true, act: () => guarded(() =>
-      remove(group, filters)) },
+      : { text: "Resolve in a mark…", act: () => say("resolve", [group], reload) }),
+    may("write") && (group.muted ? { text: "Unmute", act: () => back(group, "mute", reload) }
+      : { text: "Mute…", act: () => say("mute", [group], reload) }),
+    { text: "Copy link", act: () => copy(link(), "the link") },
+    may("delete") && hasLetters && { text: "Delete letters…", danger: true, act: () => remove(group, filters) },
   ].filter(Boolean);
 }
 
@@ -110,7 +109,7 @@ function Groups({ filters }) {
   const draw = ({ row, isChosen, may: mayWrite }) =>
     html`<${Line} ...${{ group: row, isChosen, mayWrite, list, filters }} />`;
   const all = () => go("groups", { ...filters, within: "all", since: "", until: "" });
-  const over = (work) => () => guarded(() => work(groups, load));
+  const over = (name) => () => guarded(() => say(name, groups, load));
   const key = (right, work) => (row) => {
     const group = rows.find(({ id }) => id === row?.dataset.id);
     if (group?.count && may(right)) guarded(() => work(group, filters));
@@ -126,8 +125,9 @@ function Groups({ filters }) {
       head=${headFor(filters)} id="groups" aria-label="Groups"
       words=${nothing(filters)} showAll=${filters.within !== "all" && all} />
     <${Bar} list=${list} what="groups">
-      ${may("write") && html`<button type="button" class="first" onClick=${over(resolve)}>Resolve in a mark…</button>
-        <button type="button" onClick=${over(mute)}>Mute…</button>`}</${Bar}>`;
+      ${may("write") && html`
+        <button type="button" class="first" onClick=${over("resolve")}>Resolve in a mark…</button>
+        <button type="button" onClick=${over("mute")}>Mute…</button>`}</${Bar}>`;
 }
 
 const query = ({ order = "worst", ...filters }) => ({ ...queryOf(filters), order });

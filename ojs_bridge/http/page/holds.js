@@ -19,7 +19,8 @@ const TOLD = "The jobs that have all that is named here do not begin, and use no
 
 export function pause(start = {}) {
   const work = (values) => call("POST", "holds", { body: typed(values, PAUSE) });
-  return ask({ title: "Pause jobs", yes: "Pause jobs", no: "Do not pause", lines: [TOLD], fields: PAUSE, values: start,
+  const deed = ({ type }) => (type ? `Pause ${cut(type, 80)}` : "Pause jobs");
+  return ask({ title: deed, yes: deed, no: "Do not pause", lines: [TOLD], fields: PAUSE, values: start,
     work, done: "Paused jobs" });
 }
 

@@ -3,11 +3,11 @@
 import { act } from "./deeds.js";
 import { Edit } from "./edit.js";
 import { worded } from "./groups.js";
-import { shown } from "./rows.js";
+import { Crumb } from "./rows.js";
 import { useKeys } from "./keys.js";
 import {
-  addressOf, call, count, cut, go, guarded, html, json, many, may, Menu, pathOf, read, Sign, span, stamp, told,
-  useDesk, useLive, useRef, useState, useTitle, when,
+  addressOf, call, copy, count, cut, guarded, html, json, many, may, Menu, pathOf, read, Sign, span, stamp, useDesk,
+  useLive, useRef, useState, useTitle, when,
 } from "./ui.js";
 
 // The most characters of a value that are shown at once.
@@ -44,18 +44,9 @@ function Opened({ id, path, view }) {
   useDesk();
   const kept = useRef(null), { data, error } = useLive(() => look(kept, pathOf(path, id)), [id]);
   const { job, mark, gone: why } = data || {}, isGone = Boolean(why);
-  const near = shown[view] || [], at = near.indexOf(id);
-  const step = (by) => () => at >= 0 && near[at + by] && go(view, read().filters, near[at + by], true);
   useTitle(job && cut(worded(lastOf(job).type, lastOf(job).message) || job.type, 80), view === "letters" ?
     "Letter" : "Waiting");
-  useKeys({ j: step(1), k: step(-1) });
-  const crumb = (words) => html`<div class="crumb"><a href=${addressOf(view, read().filters)}>${view === "letters" ?
-    "Letters" : "Waiting"}</a>${words}
-    ${at >= 0 && html`<span>${at + 1} of ${near.length}</span>`}<span class="space"></span>
-    ${at >= 0 && html`<button type="button" aria-label="Previous" disabled=${!at} onClick=${step(-1)}>↑ <kbd>k</kbd>
-      </button>
-      <button type="button" aria-label="Next" disabled=${at === near.length - 1} onClick=${step(1)}>↓ <kbd>j</kbd>
-        </button>`}</div>`;
+  const crumb = (words) => html`<${Crumb} ...${{ view, id, filters: read().filters }}>${words}<//>`;
   const gone = isGone &&
     html`<p class="note" role="alert">${why}: it was replayed, deleted, or has run meanwhile.</p>`;
   if (!job) return error ? null : html`${crumb()}${gone || html`<p class="end q">Loading…</p>`}`;
@@ -91,8 +82,8 @@ function Dead({ job, mark, crumb, isGone }) {
       <div class="do">
         ${mayReplay && html`<button type="button" onClick=${replay}>Replay as it is <kbd>r</kbd></button>`}
         <${Menu} label="this letter" items=${() => [
-          { text: "Copy id", act: () => copied(job.id, "the id") }, { text: "Copy as JSON", act: () =>
-            copied(json(job), "the letter") },
+          { text: "Copy id", act: () => copy(job.id, "the id") },
+          { text: "Copy as JSON", act: () => copy(json(job), "the letter") },
           mayDelete && { text: "Delete letter…", danger: true, act: remove }].filter(Boolean)} />
         ${mayReplay && mark && mark.at < job.discarded_at && html`<span class="s q">
           The same code would run again: no mark since it died.</span>`}</div></div>
@@ -123,9 +114,6 @@ export function waitingDeeds(row) {
   const one = (text, action, danger) => ({ text, danger, act: () => guarded(() => act(action, { rows: [row] })) });
   return [one("Run now", "run"), one("Move…", "move"), one("Cancel…", "cancel", true)];
 }
-
-const copied = (text, what) => guarded(async () => { await navigator.clipboard.writeText(text); told(`Copied ${what}`);
-  });
 
 function Facts({ job: { id, type, queue, attempt, max_attempts: most, metadata } }) {
   const replays = metadata["ojs.replay_count"];

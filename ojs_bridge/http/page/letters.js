@@ -7,7 +7,7 @@ import { brief, Letter } from "./letter.js";
 import { Bar, Filters, Pick, queryOf, Rows, useList } from "./rows.js";
 import { useKeys } from "./keys.js";
 import {
-  addressOf, call, count, cut, go, guarded, html, may, Menu, stamp, TIMES, told, useDesk, useLive, useTitle, when,
+  addressOf, call, copy, count, cut, go, guarded, html, may, Menu, stamp, TIMES, useDesk, useLive, useTitle, when,
   Window, withoutWindow,
 } from "./ui.js";
 
@@ -36,11 +36,11 @@ function Letters({ filters }) {
   const some = () => [...chosen.values()], own = (row) => (chosen.size ? some() : row ? [row] : []);
   const over = (action, rows) => guarded(async () => { if (rows.length) await act(action, { rows }); });
   const all = (action) => () =>
-    guarded(() => act(action, { filter: queryOf(filters) }, { all: "Every dead letter there is: no filter is set." }));
+    act(action, { filter: queryOf(filters) }, { all: "Every dead letter there is: no filter is set." });
   const here = () => rows.find(({ id }) => id === document.activeElement?.closest("[data-row]")?.dataset.id);
   useTitle("Letters");
-  useKeys({ r: () => may("replay") && over("retry", own(here())), p: () => may("replay") && over("retry", own(here())),
-    d: () => may("delete") && over("purge", own(here())) });
+  const replay = () => may("replay") && over("retry", own(here()));
+  useKeys({ r: replay, p: replay, d: () => may("delete") && over("purge", own(here())) });
   const fields = [
     { name: "error_type", label: "Error type, or prefix.*", options: known.by_error_type },
     { name: "type", label: "Job type, or prefix.*", options: known.by_type }, { name: "queue", label: "Queue",
@@ -82,17 +82,17 @@ function Line({ row, isChosen, list, may: mayPick, over }) {
     name = worded(error, message) || type, href = addressOf("letters", {}, id);
   const items = () => [
     { text: "Open", href }, may("replay") && { text: "Replay…", act: () => over("retry", [row]) },
-    { text: "Copy id", act: () => guarded(async () => { await navigator.clipboard.writeText(id); told("Copied the id");
-      }) },
+    { text: "Copy id", act: () => copy(id, "the id") },
     may("delete") && { text: "Delete…", danger: true, act: () => over("purge", [row]) },
   ].filter(Boolean);
   return html`<li data-row data-id=${id}>${mayPick ? html`<${Pick} ...${{ row, isChosen, list, label: id }} />` : html`
     <span />`}
     <time class="nw q s" datetime=${at} title=${stamp(at)}>${when(at)}</time>
     <div class="what"><a class="msg" href=${href} title=${cut(message, 1000)}>${cut(name, 500)}</a>
-      <span class="q s one sub">${name.includes(error) ? "" : `${error} `}<code>${cut(argumentsOf(row), 200)}</code></span></div>
-    <span class="lo one" title=${type}>${type}</span>    <span class="lo q s one" title=${queue}>${queue}</span>
-      <span class="num lo q">${attempt}</span>
+      <span class="q s one sub">${name.includes(error) ? "" : `${error} `}
+        <code>${cut(argumentsOf(row), 200)}</code></span></div>
+    <span class="lo one" title=${type}>${type}</span><span class="lo q s one" title=${queue}>${queue}</span>
+    <span class="num lo q">${attempt}</span>
     <${Menu} label=${cut(message || type, 80)} items=${items} /></li>`;
 }
 

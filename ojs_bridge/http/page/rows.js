@@ -1,8 +1,9 @@
 // A list of a view: filtered, paged as it is scrolled, brought up to date, and chosen from.
 
+import { useKeys } from "./keys.js";
 import { useEnded } from "./operations.js";
 import {
-  call, Component, count, go, html, many, trouble, useEffect, useHold, useLive, useReducer, useRef, useState,
+  addressOf, call, Component, count, go, html, many, trouble, useEffect, useHold, useLive, useReducer, useRef, useState,
   windowOf, withoutWindow,
 } from "./ui.js";
 
@@ -161,7 +162,11 @@ export function Filters({ view, filters, fields, search, children }) {
     const given = Object.fromEntries([...new FormData(form.current)].filter(([, value]) => value));
     go(view, { ...rest(latest.current, fields, search), ...given }, "", true);
   };
-  const typed = () => { clearTimeout(timer.current); timer.current = setTimeout(keep, 250); };
+  const typed = ({ target }) => {
+    if (!target.matches("input")) return;
+    clearTimeout(timer.current);
+    timer.current = setTimeout(keep, 250);
+  };
   useEffect(() => () => clearTimeout(timer.current), []);
   const isSet = [search, ...fields].some(({ name }) => filters[name]);
   return html`<form ref=${form} class="tools filters ${isWhole || isSet ? "whole" : ""}" role="search"
@@ -202,4 +207,18 @@ export function Tabs({ view, filters, name, label, options }) {
   return html`<div class="tabs" role="group" aria-label=${label}>${Object.entries(options).map(([value, text]) => html`
     <button type="button" key=${value} aria-pressed=${(filters[name] || "") === value}
       onClick=${() => go(view, { ...filters, [name]: value }, "", true)}>${text}</button>`)}</div>`;
+}
+
+const NAMES = { groups: "Groups", letters: "Letters", waiting: "Waiting" };
+
+// The way back to the list, and to the neighbours there of the one that is open.
+export function Crumb({ view, id, filters, end, children }) {
+  const near = shown[view] || [], at = near.indexOf(id), next = (by) => at >= 0 && near[at + by];
+  const step = (by) => () => next(by) && go(view, filters, next(by), true);
+  useKeys({ j: step(1), k: step(-1) });
+  const button = (by, label, sign, key) => at >= 0 && html`<button type="button" aria-label=${label}
+    disabled=${!next(by)} onClick=${step(by)}>${sign} <kbd>${key}</kbd></button>`;
+  return html`<div class="crumb"><a href=${addressOf(view, filters)}>${NAMES[view]}</a>${children}
+    ${at >= 0 && html`<span>${at + 1} of ${near.length}</span>`}<span class="space"></span>
+    ${end}${button(-1, "Previous", "↑", "k")}${button(1, "Next", "↓", "j")}</div>`;
 }

@@ -1,9 +1,9 @@
 // The small parts of every view: signs, menus, dialogs, times, and what an empty or a loading view says.
 
 import { html, useEffect, useRef, useState } from "./base.js";
-import { close as closeDialog } from "./desk.js";
-import { addressOf, go, HOUR, timesOf, withoutWindow } from "./place.js";
-import { ago, stamp, when } from "./words.js";
+import { close, guarded } from "./desk.js";
+import { go, HOUR, timesOf, withoutWindow } from "./place.js";
+import { stamp, when } from "./words.js";
 
 export * from "./api.js";
 export * from "./base.js";
@@ -46,22 +46,19 @@ export function Badge({ state, words = "" }) {
   return html`<span class=${`badge ${colour}`}><${Sign} name=${sign} />${words ? `${word} ${words}` : word}</span>`;
 }
 
-export const When = ({ time, isAgo = false }) =>
-  html`<time datetime=${time} title=${stamp(time)}>${isAgo ? ago(time) : when(time)}</time>`;
+export const When = ({ time }) => html`<time datetime=${time} title=${stamp(time)}>${when(time)}</time>`;
 
-// What can be done with a row: [{text, act, href, danger, isOff, key}]. What cannot be undone is last, under a line.
+// What can be done with a row: [{text, act, href, danger}]. What cannot be undone is last, under a line.
 // Where `items` is a function, they are made once the menu is open.
 export function Menu({ label, items }) {
   const place = useRef(), [isOpen, setOpen] = useState(false), isLate = typeof items === "function";
   const shown = isLate ? (isOpen ? items() : []) : items;
   const chosen = (act) => () => {
     place.current.open = false;
-    act();
+    guarded(async () => act());
   };
-  const entry = ({ text, act, href, danger, isOff, key }) => (href
-    ? html`<a href=${href}>${text}</a>`
-    : html`<button type="button" class=${danger ? "died" : ""} disabled=${isOff} data-key=${key} onClick=${chosen(act)}>
-        ${text}${key && html`<kbd>${key}</kbd>`}</button>`);
+  const entry = ({ text, act, href, danger }) => (href ? html`<a href=${href}>${text}</a>` : html`<button
+    type="button" class=${danger ? "died" : ""} onClick=${chosen(act)}>${text}</button>`);
   return html`<details class="menu" ref=${place} onToggle=${({ target }) => setOpen(target.open)}>
     <summary aria-label=${`Actions: ${label}`}>⋯</summary>
     <div>${shown.filter(Boolean).map((item) => [item.danger && html`<hr />`, entry(item)])}</div>
@@ -69,19 +66,14 @@ export function Menu({ label, items }) {
 }
 
 // A dialog over the page. It is shown with `open(html`<${Dialog} …>`)` of desk.js, and `close()` or Esc ends it.
-export function Dialog({ id, title, children, onClose = () => {} }) {
+export function Dialog({ id, title, children }) {
   const place = useRef();
   useEffect(() => {
     const box = place.current;
     box.showModal();
     return () => box.open && box.close();
   }, []);
-  const ended = (event) => {
-    if (event.target !== place.current) return;
-    closeDialog();
-    onClose();
-  };
-  return html`<dialog id=${id} ref=${place} aria-labelledby=${`${id}-title`} onClose=${ended}>
+  return html`<dialog id=${id} ref=${place} aria-labelledby=${`${id}-title`} onClose=${close}>
     <header><h2 id=${`${id}-title`}>${title}</h2></header>${children}
   </dialog>`;
 }
@@ -98,14 +90,6 @@ export function Window({ view, id = "", filters }) {
   return html`<select name="within" aria-label="Time" value=${within || HOUR} onChange=${choose}>
     ${options.map(([value, words]) => html`<option value=${value}>${words}</option>`)}
   </select>`;
-}
-
-// Nothing found: one sentence and the way out.
-export function Nothing({ view, filters, words, isFiltered = false }) {
-  const isShort = filters.within !== "all" && timesOf(view)?.all;
-  return html`<p class="nothing">${words} ${isShort && html`<a href=${addressOf(view, {
-    ...withoutWindow(filters), within: "all",
-  })}>Show all of time</a>`} ${isFiltered && html`<a href=${addressOf(view)}>Clear the filters</a>`}</p>`;
 }
 
 // The title of the window: what this is about, then the view.

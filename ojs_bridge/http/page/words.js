@@ -46,7 +46,6 @@ export function about(seconds) {
   const [unit, size] = UNITS.find(([, size]) => seconds >= size) || ["s", 1];
   return `${Math.floor(seconds / size)} ${unit}`;
 }
-export const ago = (time) => `${about(age(time))} ago`;
 
 // All of a time: "2026-11-28 03:26:40".
 export const stamp = (time) => new Date(time).toLocaleString("sv");
