@@ -210,6 +210,12 @@ def test_whom_it_hurts(desk: Desk) -> None:
     expect(page.locator(".title .fact")).to_have_text("All 5 have country = CH.")
     hurt = page.get_by_role("region", name="Whom it hurts")
     expect(hurt.locator("li.share")).to_have_text(["acct_03", "acct_12"])
+    frames = {"type": "KeyError", "message": "no field vat_id", "backtrace": FRAMES}
+    for n in range(50):
+        desk.bury(f"one-{n}", error=frames, message={"args": [], "kwargs": {"account": n // 2}})
+    [alone] = desk.bridge.groups.list(error_type="KeyError")
+    desk.open(f"#groups/{alone.group.fingerprint}")
+    expect(hurt).to_contain_text("No value stands out: none has more than 2.")
 
 
 def test_what_nearly_all_have_is_a_fact(desk: Desk) -> None:

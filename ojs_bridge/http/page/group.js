@@ -8,10 +8,10 @@ import { Crumb } from "./rows.js";
 import { useKeys } from "./keys.js";
 import {
   addressOf, Bars, call, count, cut, go, guarded, html, may, Menu, pathOf, rate, Sign, span, stamp, timeOf, trouble,
-  useDesk, useEffect, useLive, useState, usually, useTitle, when, Window, windowFor, windowOf, withoutWindow,
+  useDesk, useEffect, useLive, useState, useTitle, when, Window, windowFor, windowOf, withoutWindow,
 } from "./ui.js";
 
-const KIND = "dead-letter", SHOWN = 8, VALUES = 5, SAME = 4;
+const KIND = "dead-letter", SHOWN = 8, VALUES = 5, SAME = 4, FEW = 20;
 // An argument that is the same in nearly all of many letters is a fact, too.
 const NEARLY = 0.9, MANY = 10;
 // So many seconds after a mark it may be the cause.
@@ -86,11 +86,11 @@ function Title({ group, filters, reload, values }) {
 }
 
 function Numbers({ group, filters, marks }) {
-  const { count: letters, per_minute: deadly = 0, usual_per_minute: usual, retrying = 0, first_at: first } = group;
+  const { count: letters, per_minute: deadly = 0, retrying = 0, first_at: first } = group;
   const bad = isBad(group) ? "died" : "";
   const told = [
     [`letters, ${timeOf(filters)}`, letters && bad, count(letters), letters ? `the last ${when(group.last_at)}` : ""],
-    ["die a minute", deadly && bad, rate(deadly), usually(usual)],
+    ["die a minute", deadly && bad, rate(deadly), ""],
     ["retry now", retrying && "retried", count(retrying), ""],
     [`first ${wordFor(group)}`, "", when(first, false), afterMark(first, marks)],
   ];
@@ -162,18 +162,19 @@ function Hurt({ known }) {
   const [name, setName] = useState(""), { arguments: all, counted, of } = known;
   const others = all.filter((one) => !one.one_value), shown = others.find((one) => one.name === name) || others[0];
   if (!shown) return null;
-  const put = ({ target }) => setName(target.value);
+  const put = ({ target }) => setName(target.value), most = shown.values[0].count;
   return html`<section aria-label="Whom it hurts"><header><h2>Whom it hurts</h2>${others.length > 1
     ? html`<label class="s q">by${" "}<select aria-label="Argument" value=${shown.name} onChange=${put}>
         ${others.map((one) => html`<option value=${one.name}>${called(one.name)}</option>`)}</select></label>`
     : html`<span class="s q">by ${called(shown.name)}</span>`}</header>
     ${counted < of && html`<p class="q s">Counted: the newest ${count(counted)} of ${count(of)}.</p>`}
-    <ol>${shown.values.slice(0, VALUES).map(({ value, count: n }) => html`<li class="share" key=${told(value)}>
+    ${most * FEW < counted ? html`<p class="nothing">No value stands out: none has more than ${count(most)}.</p>`
+      : html`<ol>${shown.values.slice(0, VALUES).map(({ value, count: n }) => html`<li class="share" key=${told(value)}>
       <code class="one" title=${told(value)}>${cut(told(value), 80)}</code>
       <svg class="meter" height="8" aria-hidden="true"><rect class="t" width="100%" height="8" rx="2" />
         <rect class="f-ink" width="${(100 * n) / counted}%" height="8" rx="2" /></svg>
       <span class="num">${count(n)}</span></li>`)}
-      ${shown.values.length > VALUES && html`<li class="share s q">and other values</li>`}</ol></section>`;
+      ${shown.values.length > VALUES && html`<li class="share s q">and other values</li>`}</ol>`}</section>`;
 }
 
 const called = (name) => (/^\d+$/.test(name) ? `args[${name}]` : name);

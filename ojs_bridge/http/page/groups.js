@@ -8,7 +8,7 @@ import { names } from "./operations.js";
 import { Bar, Choice, Filters, Pick, queryOf, Rows, Tabs, useList } from "./rows.js";
 import {
   addressOf, Badge, call, copy, count, cut, go, guarded, html, many, may, Menu, pathOf, rate, Spark, stamp, timeOf,
-  timeOrDay, TIMES, useDesk, usually, useTitle, when, Window, windowFor, windowOf,
+  timeOrDay, TIMES, useDesk, useTitle, when, Window, windowFor, windowOf,
 } from "./ui.js";
 
 const KIND = "dead-letter/groups";
@@ -146,7 +146,7 @@ const headFor = (filters) => html`<span></span><span></span><span class="xl">whe
 
 function Line({ group, isChosen, mayWrite, list, filters }) {
   const { fingerprint, message, error_type: type, frame, types, deaths, first_at: first, last_at: last, retrying = 0,
-    per_minute: deadly = 0, usual_per_minute: usual } = group;
+    per_minute: deadly = 0 } = group;
   const name = nameOf(group), href = addressOf("groups", windowFor("groups", filters), fingerprint);
   const example = worded(type, message) === name && !message.includes("\n") && frame ? `at ${frame}` : message;
   const bad = isBad(group) ? "died" : "";
@@ -162,8 +162,7 @@ function Line({ group, isChosen, mayWrite, list, filters }) {
     <div class="num main-n"><span class="big ${group.count ? bad : "zero"}">${count(group.count)}</span>
       <small class="m-only">${deadly ? `${rate(deadly)} a minute` : retrying ? `${count(retrying)} retry` : ""}</small>
         </div>
-    <div class="num lo"><span class="big ${deadly ? bad : "zero"}">${rate(deadly)}</span>
-      <small>${usually(usual)}</small></div>
+    <div class="num lo"><span class="big ${deadly ? bad : "zero"}">${rate(deadly)}</span></div>
     <div class="num lo"><span class="big ${retrying ? "retried" : "zero"}">${count(retrying)}</span></div>
     <div class="num lo q s" title=${stamp(last)}>${when(last)}<small title=${stamp(first)}>first ${timeOrDay(first)}
       </small></div>
