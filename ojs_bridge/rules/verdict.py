@@ -316,8 +316,12 @@ def _silent(facts: Facts, told: Collection[HostFacts]) -> Iterator[Found]:
         if host.host not in living:
             whole.append(host)
             continue
-        place = f"on {host.host}" if host.seen else f"of {host.framework} on {host.host}"
-        text = f"{host.silent} of {host.seen + host.silent} workers {place} are silent{_since(since)}"
+        if host.seen:
+            are = "is" if host.silent == 1 else "are"
+            of = f"{host.silent} of {host.seen + host.silent} workers on {host.host}"
+            text = f"{of} {are} silent{_since(since)}"
+        else:
+            text = f"No worker of {host.framework} on {host.host} answers{_since(since)}"
         yield Found("bad" if share >= HALF else "slow", Line("slow", text), since)
     if not whole:
         return

@@ -18,7 +18,7 @@ from tests.night.watching import Fired, Watch, story_of
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, PICTURES = DOCS / "explanation" / "night.md", DOCS / "pictures"
 #: The seconds in which no alert must fire any more when a fault was mended, and then the verdict be well.
-AFTER, WELL = 240.0, 30.0
+AFTER, WELL = 240.0, 150.0
 #: A new error is told for an hour.
 LONG = ("OjsNewErrors", "OjsErrorCameBack")
 
