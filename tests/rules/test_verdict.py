@@ -329,7 +329,8 @@ HOSTS = st.integers(0, 3).flatmap(
 )  # fmt: skip
 HOLDS = st.builds(
     HoldFacts, st.sampled_from(["breaker:bank", "pause:x"]), st.text(), TIMES, st.integers(0, 999),
-    st.just(("a",)), st.none() | st.just("bank"), st.none(), st.text(), st.text(), st.text(),
+    st.just(("a",)), st.none() | st.just("bank"), st.none(), st.text(), st.text(),
+    st.sampled_from(["", "still on after 3 d"]),
 )  # fmt: skip
 FACTS = st.builds(
     Facts, st.just(AT), PARTS, PARTS, COUNTS, COUNTS, st.none() | st.just((1.5,) * MINUTES), USUAL,
