@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from ..rules.faults import Fault, State
+from ..rules.faults import LIVE, Fault, State
 from ..rules.fingerprint import frame_of, pattern_of
 from ..rules.job import format_time, parse_time
 from ..store import Group
@@ -73,6 +73,11 @@ class ErrorGroup:
     fault: Fault | None = None
     retrying: int = 0
     per_minute: float = 0.0
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is new, has come back or grows, and not all of it was replayed or deleted since."""
+        return self.state in LIVE and bool(self.group.count or self.retrying or self.per_minute)
 
     @property
     def error_type(self) -> str:

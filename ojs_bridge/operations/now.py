@@ -16,7 +16,6 @@ from ..engine.running import RunningJob, Told, by_worker, running_in
 from ..errors import StoreError
 from ..rules.dependencies import Dependencies
 from ..rules.facts import MINUTES, Facts, HostFacts, Minutes, Part, QueueFacts
-from ..rules.faults import LIVE
 from ..rules.job import format_time
 from ..rules.rise import rate_of, rise_of
 from ..rules.verdict import Verdict, verdict_of
@@ -78,7 +77,7 @@ class Moment:
                 "usual_retries": _rounded(self._usual_retried),
                 "marks": [mark.to_ojs() for mark in known.marks],
             },
-            "groups": [group.to_ojs() for group in known.groups if group.state in LIVE],
+            "groups": [group.to_ojs() for group in known.groups if group.is_live],
             "steady": [group.to_ojs() for group in known.groups if group.state == "steady"][:MAX_STEADY],
             "operations": [operation.to_ojs() for operation in known.operations],
             "queues": [*map(_queue, facts.queues)],

@@ -253,6 +253,9 @@ def test_the_worst_group_comes_first(desk: Desk) -> None:
     page.get_by_label("Order").select_option("last")
     expect(desk.rows("groups").first.locator(".msg")).to_contain_text("(psycopg.Error) duplicate key")
     desk.filter("Queue", "default")
+    expect(page.get_by_role("button", name="Clear")).to_be_visible()
+    row = page.locator(".filters").bounding_box()
+    assert row and row["height"] < 50, "the filters take one row"
     expect(page).to_have_url(re.compile("order=last"))
     expect(desk.rows("groups")).to_have_count(2)
     desk.rows("groups").first.locator(".msg").click()

@@ -18,7 +18,7 @@ from ojs_bridge.engine.running import KIND as RUNNING
 from ojs_bridge.engine.runs import Backlog, Run
 from ojs_bridge.operations import health, now
 from ojs_bridge.operations.lately import Flows
-from ojs_bridge.rules.decision import Complete, RetryAt
+from ojs_bridge.rules.decision import Complete, DeadLettered, RetryAt
 from ojs_bridge.rules.failures import Failure
 from ojs_bridge.rules.job import Job, format_time
 from ojs_bridge.rules.rise import minute_of
@@ -131,6 +131,23 @@ def test_retries_are_told_with_their_own_error(fleet: Lives) -> None:
     verdict = fresh(bridge).verdict
     assert verdict.about and (verdict.about.kind, verdict.about.count) == ("on_its_way", 30)
     assert ": the relay is busy" in verdict.sentence
+
+
+def test_a_new_group_is_shown_until_all_of_it_was_replayed(fleet: Lives) -> None:
+    bridge, _ = fleet
+    at = bridge.engine.now()
+    lives(store_of(bridge), at)
+    found = {"type": "mail.send", "framework": FRAMEWORK, "discarded_at": at - 5 * MINUTE}
+    store_of(bridge).letters.bury(letter("j-1", errors=({"type": "e", "message": "m"},), **found))
+    failures = Failures(store_of(bridge).documents, (), redacts=False)
+    failures.add(
+        Job("j-1", "mail.send", "mail"), DeadLettered("exhausted", Failure("e", "m"), ""), at - 5 * MINUTE
+    )
+    failures.write(at)
+    assert [group["count"] for group in fresh(bridge).to_ojs()["groups"]] == [1]
+    bridge.dead_letters.replay("j-1")
+    assert [group.state for group in bridge.groups.list()] == ["new"]
+    assert fresh(bridge).to_ojs()["groups"] == []
 
 
 @pytest.fixture(autouse=True)

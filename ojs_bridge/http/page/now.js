@@ -14,7 +14,7 @@ import { titleOf, Verdict } from "./verdict.js";
 const ROWS = 8;
 
 export function View() {
-  const { now } = useDesk();
+  const { now, away } = useDesk();
   useTitle(now && titleOf(now.verdict), "Now");
   if (!now) return html`<h1 class="h">Now</h1><p class="nothing">Waits for the store.</p>`;
   const { verdict, hill, queues, workers, holds, operations, pulse, note } = now, isKnown = !isBlank(now);
@@ -35,7 +35,8 @@ export function View() {
               <${Hold} key=${hold.id} hold=${hold} />`)}</ul>` : html`<p class="nothing">Nothing is held.</p>`}</section>
           <section class="stale" aria-label="Operations">
             <header><h2>Operations</h2><a class="s" href=${addressOf("audit")}>Audit</a></header>
-            <${Operations} />${!operations.length && html`<p class="nothing">None runs.</p>`}</section>
+            <${Operations} none=${away ? "None is known while the store is away."
+              : !operations.length && "None runs."} /></section>
         </div>
         <section class="ws stale" aria-label="Workers">
           <${Workers} workers=${workers} pulse=${pulse} at=${now.at} /></section>

@@ -81,7 +81,8 @@ function news({ action, state, matched, succeeded, failed, errors, why }) {
 }
 
 // Those that run, or have just ended; nothing where there are none.
-export function Operations() {
+// `none` is said where none is shown.
+export function Operations({ none }) {
   const [shown, set] = useState(all);
   useDesk();
   useLive(load, []);
@@ -89,7 +90,8 @@ export function Operations() {
     listeners.add(set);
     return () => listeners.delete(set);
   }, []);
-  return shown.length > 0 && html`<section class="operations" aria-label="Bulk operations">
+  if (!shown.length) return none && html`<p class="nothing">${none}</p>`;
+  return html`<section class="operations" aria-label="Bulk operations">
     <ol id="operations" class="cards">
     ${shown.map((one) => html`<${Row} key=${one.id} ...${one} />`)}</ol></section>`;
 }

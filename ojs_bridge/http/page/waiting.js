@@ -36,9 +36,12 @@ function Due({ filters: { ahead, ...rest } }) {
   const series = [["retry", "retries", "retried-fill"], ["scheduled", "scheduled", "text-2"]]
     .filter(([kind]) => kinds[kind]).map(([kind, label, colour]) => ({ label, colour, values: kinds[kind] }));
   const end = when(Date.parse(since) + known * step * 1000, false);
+  const nothing = known < 0 && !series.some(({ values }) => values.some(Boolean));
+  const time = (AHEAD[ahead] || AHEAD[""]).toLowerCase();
   const some = known >= 0 && `Too much falls due to count all of it: what comes after ${end} is not shown.`;
-  return html`<section class="charts stale" aria-label="Due"><${Bars} ...${{ series, since, step }} title="Due"
-    unit=${`in ${(AHEAD[ahead] || AHEAD[""]).toLowerCase()}, ${span(step)} a bar`} height=${111} />
+  return html`<section class="charts stale" aria-label="Due">${nothing
+    ? html`<p class="q s">Nothing falls due in ${time}.</p>`
+    : html`<${Bars} ...${{ series, since, step }} title="Due" unit=${`in ${time}, ${span(step)} a bar`} height=${111} />`}
     ${(late > 0 || some) && html`<p class="q s" id="due-told">${late > 0 && `${many(late, "job")}
       should have begun before. `}${some}</p>`}</section>`;
 }
