@@ -69,7 +69,7 @@ delays: .venv/.installed servers  ## see what becomes of delayed jobs, with the 
 storm: .venv/.installed servers  ## take a dependency down, and count what a fleet of both frameworks does to it
 	.venv/bin/python -m tests.storm $(STORM)
 
-night: .venv/.installed servers  ## live a night of eight faults with real workers, Prometheus and a browser; takes an hour
+night: .venv/.installed servers  ## live a night of eight faults with real workers, Prometheus and a browser; takes half an hour
 	.venv/bin/python -m tests.night $(NIGHT)
 
 lateness: .venv/.installed servers  ## measure how late delayed jobs and retries begin; takes half an hour

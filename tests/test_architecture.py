@@ -44,7 +44,7 @@ SIZES = {
     "floors of celery": 9,
     "files in dramatiq": 16,  # 14
     "files": 204,  # 150
-    "lines of code": 29_834,  # 16,500
+    "lines of code": 29_837,  # 16,500
     "private functions of up to three lines that are called once": 61,  # 60
     "functions of more than 60 lines": 0,
     "files of more than 450 lines": 0,
