@@ -1,6 +1,5 @@
 """Servers for the tests that ask for one, started once per session."""
 
-import faulthandler
 import logging
 import os
 import signal
@@ -34,8 +33,6 @@ WAITING = (
     "tests/engine/test_reservations.py",
 )
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-#: Seconds for a teardown. A test that has reached its `timeout` has no other limit for that.
-TEARDOWN_SECONDS = 400
 _workers: list[int] = []
 _lenders: list[Lender] = []
 _running = threading.Event()
@@ -95,16 +92,6 @@ def pytest_runtest_call() -> Generator[None, None, None]:
     """Take note that a test runs."""
     with running():
         return (yield)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown() -> Generator[None, None, None]:
-    """End the process, with all stacks, if a teardown waits without end: the run goes on in another one."""
-    faulthandler.dump_traceback_later(TEARDOWN_SECONDS, exit=True, file=sys.__stderr__)
-    try:
-        return (yield)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
 
 
 @contextmanager
