@@ -125,7 +125,7 @@ def test_scrapes_do_not_pile_up_behind_a_silent_store(monkeypatch: pytest.Monkey
     """Each scrape waits for the answer to the first one's question."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         bridge = Bridge(f"redis://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setattr(health.Probe.check, "__defaults__", (0.2, 0.0))
+        monkeypatch.setattr(health.Probe.check, "__defaults__", (0.2, 0.0, None))
         before = [thread.name for thread in threading.enumerate()].count("ojs-health-store")
         for _ in range(3):
             assert b"ojs_store_up 0.0" in gauges_text(bridge)
