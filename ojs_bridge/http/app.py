@@ -201,7 +201,10 @@ def guarded(bridge: Bridge, access: Access) -> Starlette:
 
 
 async def _keep_emptying(bridge: Bridge) -> None:
-    """Empty the bin of deleted letters in its time: there may be no worker that does."""
+    """Empty the bin of deleted letters in its time: there may be no worker that does.
+
+    What an outage prevents is done the next time.
+    """
     while True:
         with suppress(StoreError):
             await run_in_threadpool(empty_bin, bridge.engine.context)

@@ -114,8 +114,8 @@ class Probe:
         """Ask the store and the brokers at the same time, and wait so many seconds at most.
 
         When the store has answered, the brokers have so many `more` at most. What has not answered then is
-        away. If it was asked not so long ago as `silent` seconds it is late: the other answers of the same
-        thread are those of the last time, with their `age` in seconds.
+        away, or late if it was asked less than `silent` seconds ago. Of a broker that is late the depths of
+        the queues are those that it told last, with their `age` in seconds.
         """
         until = time.monotonic() + seconds
         store = self._ask("store", self._of_store)

@@ -97,6 +97,7 @@ def part_of(health: Health, name: str) -> Part:
 
 
 def sum_of(series: Iterable[Minutes]) -> Minutes:
+    """Return the sum of some numbers a minute, for each minute."""
     return tuple(map(sum, zip((0,) * MINUTES, *series, strict=True)))
 
 

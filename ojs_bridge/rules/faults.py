@@ -123,8 +123,8 @@ def per_minute(deaths: tuple[int, ...], now: datetime) -> float:
 def badness(rate: float, state: State, size: int) -> tuple[int, ...]:
     """Return how bad a group is: the deaths a minute now, then its state, then its size.
 
-    Rates are told apart by their powers of two, and those below one not at all: rows that are about equally
-    bad stay where they are.
+    Rates with the same power of two are alike, and so are all rates below one. So rows that are about
+    equally bad stay where they are.
     """
     power = max(0, math.frexp(rate)[1]) if rate else -1
     return power, {"new": 2, "came_back": 2, "growing": 1}.get(state, 0), size

@@ -81,7 +81,7 @@ function news({ action, state, matched, succeeded, failed, errors, why }) {
 }
 
 // Those that run, or have just ended; nothing where there are none.
-// `none` is said where none is shown.
+// The bulk operations, or the words of `none` where there is no operation.
 export function Operations({ none }) {
   const [shown, set] = useState(all);
   useDesk();

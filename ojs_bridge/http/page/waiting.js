@@ -27,7 +27,7 @@ export const View = ({ id, filters }) => (id ? html`<${Waiter} id=${id} />` : ht
 const read = ({ jobs, in_broker: short, pagination: { next_cursor: cursor, total } }) =>
   ({ rows: jobs.map(brief), cursor, short, total });
 
-// What falls due, by kind. The store knows it of the queue, the type and the kind alone; a held job has no time.
+// What falls due, by kind. The filters of queue, type and kind apply to it; held jobs are not in it.
 function Due({ filters: { ahead, ...rest } }) {
   const { data } = useLive(() => call("GET", "waiting/due", { query: { ...rest, within: ahead || "PT1H" } }),
     [JSON.stringify({ ahead, ...rest })]);

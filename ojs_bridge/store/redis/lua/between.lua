@@ -1,7 +1,7 @@
 -- Counts the records of some kinds together, between each two of some moments.
 -- KEYS: by_kind
 -- ARGV: the number of moments, moments..., kinds...
--- A count takes as long as to read dozens of entries.
+-- One count costs as much as the reading of dozens of entries.
 local MANY = 500
 local counts, ends, moments = {}, {}, tonumber(ARGV[1])
 for n = 1, moments - 1 do counts[n], ends[n] = 0, tonumber(ARGV[n + 2]) end
