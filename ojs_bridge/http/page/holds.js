@@ -63,7 +63,7 @@ function Pause({ by, why, reason, since, until }) {
 }
 
 // The jobs that a hold is about: a type alone needs no word.
-export function jobsOf({ type, queue, error_type: error, dependency }) {
+function jobsOf({ type, queue, error_type: error, dependency }) {
   const named = Object.entries({ type, queue, error, dependency }).filter(([, value]) => value);
   return type && named.length === 1 ? type : named.map(([name, value]) => `${name} ${value}`).join(", ");
 }

@@ -16,8 +16,8 @@ const LONG = 5_000, TITLE = 300;
 const THEIRS = /\/(site|dist)-packages\/|\/lib\/python\d|^<frozen |^\s*File "<frozen /;
 const KINDS = { retryable: "Retry", scheduled: "Scheduled", pending: "Held" };
 
-export const dueOf = (job) => job.next_retry_at || job.scheduled_at;
-export const lastOf = (job) => job.errors?.at(-1) || { type: "", message: "" };
+const dueOf = (job) => job.next_retry_at || job.scheduled_at;
+const lastOf = (job) => job.errors?.at(-1) || { type: "", message: "" };
 
 // Of a job in a list only what the list and a question tell: ten thousand backtraces are too many.
 export function brief(job) {
@@ -124,7 +124,7 @@ function Facts({ job: { id, type, queue, attempt, max_attempts: most, metadata }
 }
 
 // A long text in a box that scrolls; a very long one has its rest behind a button.
-export function Long({ text, className = "" }) {
+function Long({ text, className = "" }) {
   const [isWhole, setWhole] = useState(false), box = useRef(null);
   const all = () => { setWhole(true); box.current.focus(); };
   return html`<pre ref=${box} class="long ${className}" tabindex="0">${isWhole ? text : text.slice(0, LONG)}</pre>

@@ -32,7 +32,8 @@ export function View() {
           <section class="stale" aria-label="Holds">
             <header><h2>Holds</h2><a class="s" href=${addressOf("waiting")}>What waits</a></header>
             ${holds.length ? html`<ul class="cards">${holds.map((hold) => html`
-              <${Hold} key=${hold.id} hold=${hold} />`)}</ul>` : html`<p class="nothing">Nothing is held.</p>`}</section>
+              <${Hold} key=${hold.id} hold=${hold} />`)}</ul>`
+              : html`<p class="nothing">Nothing is held.</p>`}</section>
           <section class="stale" aria-label="Operations">
             <header><h2>Operations</h2><a class="s" href=${addressOf("audit")}>Audit</a></header>
             <${Operations} none=${away ? "None is known while the store is away."

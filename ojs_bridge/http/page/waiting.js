@@ -41,7 +41,8 @@ function Due({ filters: { ahead, ...rest } }) {
   const some = known >= 0 && `Too much falls due to count all of it: what comes after ${end} is not shown.`;
   return html`<section class="charts stale" aria-label="Due">${nothing
     ? html`<p class="q s">Nothing falls due in ${time}.</p>`
-    : html`<${Bars} ...${{ series, since, step }} title="Due" unit=${`in ${time}, ${span(step)} a bar`} height=${111} />`}
+    : html`<${Bars} ...${{ series, since, step }} title="Due" height=${111}
+      unit=${`in ${time}, ${span(step)} a bar`} />`}
     ${(late > 0 || some) && html`<p class="q s" id="due-told">${late > 0 && `${many(late, "job")}
       should have begun before. `}${some}</p>`}</section>`;
 }
